@@ -1,0 +1,339 @@
+//! Errors: one enum per layer, each message with the names, shapes and numbers that explain it.
+
+use crate::tensor::{DType, Shape, TensorType};
+use std::fmt::Write as _;
+
+/// Result of the crate's own calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Anything that can go wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A model file cannot be read or does not hold what the model needs.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Tensors do not fit an operator.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// A plan does not fit the device.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The GPU or its driver refused something.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// A prompt cannot be tokenised.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// A picture file cannot be read or written.
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    /// A request that cannot be carried out as asked.
+    #[error("{0}")]
+    Request(String),
+    /// A computation left the finite numbers, so its result is worthless.
+    #[error(
+        "{stage}: {count} of {total} values are NaN or infinite (first at index {index}); no picture is written. {remedy}"
+    )]
+    NonFinite {
+        /// Stage and, in the denoising loop, the step.
+        stage: String,
+        /// How many values are not finite.
+        count: usize,
+        /// Number of values.
+        total: usize,
+        /// Index of the first.
+        index: usize,
+        /// What to try.
+        remedy: String,
+    },
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// Inputs that do not fit an operator.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{}{op}: {rule}, got {}", prefix(.node), list(.inputs))]
+pub struct ShapeError {
+    /// Operator that refused.
+    pub op: &'static str,
+    /// Path of the node, empty outside a graph.
+    pub node: String,
+    /// Types of the inputs.
+    pub inputs: Vec<TensorType>,
+    /// What it wants.
+    pub rule: String,
+}
+
+impl ShapeError {
+    /// Says which rule of `op` the `inputs` break.
+    pub fn new(op: &'static str, inputs: &[TensorType], rule: impl Into<String>) -> Self {
+        Self {
+            op,
+            node: String::new(),
+            inputs: inputs.to_vec(),
+            rule: rule.into(),
+        }
+    }
+}
+
+fn prefix(node: &str) -> String {
+    if node.is_empty() {
+        String::new()
+    } else {
+        format!("{node}: ")
+    }
+}
+
+fn list(types: &[TensorType]) -> String {
+    let mut text = String::new();
+    for (i, ty) in types.iter().enumerate() {
+        let _ = write!(text, "{}{ty}", if i > 0 { ", " } else { "" });
+    }
+    text
+}
+
+/// A model file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The file cannot be opened or read.
+    #[error("{file}: {source}")]
+    Io {
+        /// File name.
+        file: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The header is not valid.
+    #[error("{file}: not a valid safetensors header: {reason}")]
+    Header {
+        /// File name.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The file ends before its tensors do.
+    #[error("{file}: truncated: tensors need {wanted} bytes, the file has {found}; download it again")]
+    Truncated {
+        /// File name.
+        file: String,
+        /// Bytes that the header promises.
+        wanted: u64,
+        /// Bytes that are there.
+        found: u64,
+    },
+    /// A tensor is missing.
+    #[error("{file}: no tensor `{name}`{}", nearest_hint(.nearest))]
+    MissingTensor {
+        /// File name.
+        file: String,
+        /// Tensor that the model needs.
+        name: String,
+        /// The most similar name in the file.
+        nearest: Option<String>,
+    },
+    /// A tensor has the wrong shape.
+    #[error("{file}: `{name}` has shape {found}, the model wants {wanted}")]
+    Shape {
+        /// File name.
+        file: String,
+        /// Tensor.
+        name: String,
+        /// Shape in the file.
+        found: Shape,
+        /// Shape that the model needs.
+        wanted: Shape,
+    },
+    /// A tensor has an element type that cannot be used.
+    #[error("{file}: `{name}` is {found}; wanted {wanted}")]
+    DType {
+        /// File name.
+        file: String,
+        /// Tensor.
+        name: String,
+        /// Element type in the file.
+        found: String,
+        /// Element types that would do.
+        wanted: String,
+    },
+    /// A weight is NaN or infinite.
+    #[error("{file}: `{name}` holds a NaN or infinity at element {index}; the file is damaged, download it again")]
+    NonFinite {
+        /// File name.
+        file: String,
+        /// Tensor.
+        name: String,
+        /// First bad element.
+        index: usize,
+    },
+    /// A configuration file is missing or says something unknown.
+    #[error("{file}: {reason}")]
+    Config {
+        /// File name.
+        file: String,
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// No known architecture has these tensors.
+    #[error("{file}: unknown architecture: {reason}")]
+    UnknownModel {
+        /// File or folder name.
+        file: String,
+        /// What was looked for.
+        reason: String,
+    },
+}
+
+fn nearest_hint(nearest: &Option<String>) -> String {
+    nearest
+        .as_ref()
+        .map_or(String::new(), |n| format!("; the nearest is `{n}`"))
+}
+
+/// A graph that does not fit the device.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// A tensor is larger than the device can bind.
+    #[error(
+        "{node}: {tensor} takes {bytes} bytes; the device binds at most {limit} (`{which}`). Use a smaller size or --device cpu"
+    )]
+    ExceedsLimit {
+        /// Path of the node.
+        node: String,
+        /// Its type.
+        tensor: TensorType,
+        /// Bytes of it.
+        bytes: u64,
+        /// Bytes the device allows.
+        limit: u64,
+        /// Name of the limit in WebGPU.
+        which: &'static str,
+    },
+    /// A tensor has more elements than a 32-bit index reaches.
+    #[error("{node}: {tensor} has {count} elements; kernels index with 32 bits. Use a smaller size")]
+    IndexOverflow {
+        /// Path of the node.
+        node: String,
+        /// Its type.
+        tensor: TensorType,
+        /// Number of elements.
+        count: u64,
+    },
+    /// Half-precision storage was asked for on an adapter without it.
+    #[error("{0} storage needs the adapter feature `shader-f16`, which is missing; use f32")]
+    NoF16(DType),
+    /// The graph asks for a forced way that an operator does not have.
+    #[error("--kernel {op}={way}: `{op}` has no such way; it has {known}")]
+    UnknownWay {
+        /// Operator.
+        op: String,
+        /// Way asked for.
+        way: String,
+        /// Ways it has.
+        known: String,
+    },
+}
+
+/// The GPU or its driver refused something.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// No adapter fits.
+    #[error("no GPU adapter{wanted}; found: {found}. Use --device cpu, or install a Vulkan, Metal or DX12 driver")]
+    NoAdapter {
+        /// What was asked for, with a leading space.
+        wanted: String,
+        /// What is there.
+        found: String,
+    },
+    /// The adapter gave no device.
+    #[error("{adapter}: cannot open the device: {reason}")]
+    Open {
+        /// Adapter.
+        adapter: String,
+        /// What the driver says.
+        reason: String,
+    },
+    /// A kernel does not compile.
+    #[error("kernel `{spec}` ({file}:{line}): {message}")]
+    Kernel {
+        /// The kernel.
+        spec: String,
+        /// WGSL file.
+        file: String,
+        /// Line in that file.
+        line: u32,
+        /// What the compiler says.
+        message: String,
+    },
+    /// The device has no room.
+    #[error("out of GPU memory: the plan wants {wanted} bytes. Use a smaller size or --device cpu")]
+    OutOfMemory {
+        /// Bytes of the plan.
+        wanted: u64,
+    },
+    /// The API refused a call: a bug in rotile or the driver.
+    #[error("GPU validation: {0}")]
+    Validation(String),
+    /// The device was lost, for example by a driver reset.
+    #[error("the GPU device was lost: {0}; make a new engine")]
+    DeviceLost(String),
+}
+
+/// A prompt that cannot be tokenised.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TextError {
+    /// The tokenizer file is not valid.
+    #[error("{file}: not a tokenizer: {reason}")]
+    Tokenizer {
+        /// File name.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The prompt is too long.
+    #[error("the prompt has {found} tokens; this model takes at most {limit}")]
+    TooLong {
+        /// Tokens of the prompt.
+        found: usize,
+        /// Tokens the model takes.
+        limit: usize,
+    },
+    /// The tokenizer gives an id that the text encoder has no row for.
+    #[error("token id {id} is outside the text encoder's {rows} rows: the tokenizer belongs to another model")]
+    Vocabulary {
+        /// Token id.
+        id: u32,
+        /// Rows of the embedding table.
+        rows: usize,
+    },
+}
+
+/// A picture file that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// The file cannot be read or written.
+    #[error("{file}: {source}")]
+    Io {
+        /// File name.
+        file: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// The file is no picture that can be read, or the picture cannot be encoded.
+    #[error("{file}: {reason}")]
+    Format {
+        /// File name.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Two pictures differ in size.
+    #[error("cannot compare {0}x{1} with {2}x{3}")]
+    Sizes(u32, u32, u32, u32),
+}

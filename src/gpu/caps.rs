@@ -1,0 +1,69 @@
+use std::fmt;
+
+/// What an adapter can do: its features, its limits and who it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Caps {
+    /// Name of the adapter.
+    pub adapter: String,
+    /// Driver, with its version where the API tells.
+    pub driver: String,
+    /// API: `vulkan`, `metal`, `dx12`, `webgpu`; `none` for [`Caps::baseline`].
+    pub backend: &'static str,
+    /// True for an adapter that computes on the CPU, such as llvmpipe.
+    pub software: bool,
+    /// `f16` storage and arithmetic in WGSL.
+    pub f16: bool,
+    /// Subgroup functions in WGSL.
+    pub subgroups: bool,
+    /// Smallest and largest number of lanes in a subgroup.
+    pub subgroup_size: (u32, u32),
+    /// Workgroups per axis of a dispatch.
+    pub max_workgroups: u32,
+    /// Bytes of the largest buffer.
+    pub max_buffer: u64,
+    /// Bytes of the largest storage binding.
+    pub max_binding: u64,
+    /// Bytes of workgroup memory.
+    pub workgroup_memory: u32,
+    /// Invocations of a workgroup.
+    pub workgroup_invocations: u32,
+}
+
+impl Caps {
+    /// WebGPU's default limits and no features: what every adapter has.
+    pub fn baseline() -> Self {
+        Self {
+            adapter: "WebGPU defaults".into(),
+            driver: String::new(),
+            backend: "none",
+            software: false,
+            f16: false,
+            subgroups: false,
+            subgroup_size: (4, 128),
+            max_workgroups: 65_535,
+            max_buffer: 256 << 20,
+            max_binding: 128 << 20,
+            workgroup_memory: 16_384,
+            workgroup_invocations: 256,
+        }
+    }
+
+    /// A grid of `count` workgroups that wraps from x into y above [`Caps::max_workgroups`]. The kernel undoes it with
+    /// `flat_group` of `lib/index` and must leave groups from `count` on alone.
+    pub fn grid(&self, count: usize) -> [u32; 3] {
+        let limit = self.max_workgroups as usize;
+        let x = count.clamp(1, limit);
+        // The planner refuses tensors whose elements outnumber a u32, so y stays within the limit too.
+        [x as u32, count.max(1).div_ceil(x) as u32, 1]
+    }
+}
+
+impl fmt::Display for Caps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}", self.adapter, self.backend)?;
+        if !self.driver.is_empty() {
+            write!(f, ", {}", self.driver)?;
+        }
+        f.write_str(")")
+    }
+}

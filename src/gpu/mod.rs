@@ -1,0 +1,6 @@
+//! The GPU backend.
+
+mod caps;
+pub mod wgsl;
+
+pub use caps::Caps;

@@ -1,0 +1,220 @@
+//! The graph that model code builds: a list of nodes in order, each an op over earlier values.
+
+use crate::checkpoint::{CheckpointError, Weights};
+use crate::error::{Result, ShapeError};
+use crate::op::Op;
+use crate::tensor::{DType, Shape, Tensor, TensorType};
+use std::sync::Arc;
+
+/// Handle to a tensor in a [`Graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Value(pub(crate) usize);
+
+/// Where a value comes from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Given before each run; keeps its contents until it is given again.
+    Input(String),
+    /// Known when the graph is built, such as a table of angles.
+    Constant(Arc<Tensor>),
+    /// A tensor of the checkpoint, by full name.
+    Weight(String),
+    /// The result of a node.
+    Node(usize),
+    /// The same elements in another shape: no copy.
+    Reshape(Value),
+}
+
+/// An op with its inputs.
+#[derive(Debug)]
+pub struct Node {
+    /// What to compute.
+    pub op: Arc<dyn Op>,
+    /// From what.
+    pub inputs: Vec<Value>,
+    /// Into what.
+    pub output: Value,
+    /// Where in the model, for messages: `layers.3.attention`.
+    pub path: String,
+}
+
+/// A computation under construction. Values exist only in the graph that made them.
+#[derive(Debug)]
+pub struct Graph {
+    dtype: DType,
+    types: Vec<TensorType>,
+    sources: Vec<Source>,
+    nodes: Vec<Node>,
+    outputs: Vec<(String, Value)>,
+    path: String,
+    taps: bool,
+}
+
+impl Graph {
+    /// An empty graph whose activations are stored as `dtype` ([`DType::F32`] or [`DType::F16`]); arithmetic is always `f32`.
+    pub fn new(dtype: DType) -> Self {
+        Self {
+            dtype,
+            types: Vec::new(),
+            sources: Vec::new(),
+            nodes: Vec::new(),
+            outputs: Vec::new(),
+            path: String::new(),
+            taps: false,
+        }
+    }
+
+    /// Turns every [`Graph::tap`] into an output: for tests that compare intermediate values.
+    pub fn with_taps(mut self) -> Self {
+        self.taps = true;
+        self
+    }
+
+    /// Element type of activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: Value) -> &TensorType {
+        &self.types[value.0]
+    }
+
+    /// Shape of a value.
+    pub fn shape(&self, value: Value) -> &Shape {
+        &self.types[value.0].shape
+    }
+
+    /// Where a value comes from.
+    pub fn source(&self, value: Value) -> &Source {
+        &self.sources[value.0]
+    }
+
+    /// Every value, in order of creation.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = Value> + use<> {
+        (0..self.types.len()).map(Value)
+    }
+
+    /// Nodes in the order of construction, which is an order of execution.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Named results.
+    pub fn outputs(&self) -> &[(String, Value)] {
+        &self.outputs
+    }
+
+    /// The value whose storage `value` shares: itself, or what it reshapes.
+    pub fn root(&self, value: Value) -> Value {
+        match self.source(value) {
+            Source::Reshape(of) => self.root(*of),
+            _ => value,
+        }
+    }
+
+    /// Sets the path that messages about the following nodes name: that of the weights in use.
+    pub fn enter(&mut self, weights: &Weights) {
+        self.path = weights.path().to_owned();
+    }
+
+    /// A value that is given before a run.
+    pub fn input(&mut self, name: &str, ty: TensorType) -> Value {
+        self.add(ty, Source::Input(name.to_owned()))
+    }
+
+    /// A value known now. Its element type stays as it is.
+    pub fn constant(&mut self, tensor: Tensor) -> Value {
+        self.add(tensor.ty.clone(), Source::Constant(Arc::new(tensor)))
+    }
+
+    /// A weight of exactly this shape, stored on the device as it is in the file (F32, F16 or BF16): matrices, filters, tables.
+    ///
+    /// # Errors
+    /// If the checkpoint has no such tensor, or one of another shape or an unusable type.
+    pub fn weight(&mut self, weights: &Weights, name: &str, shape: impl Into<Shape>) -> Result<Value> {
+        let (full, dtype) = self.look_up(weights, name, &shape.into())?;
+        self.enter(weights);
+        let shape = weights.info(name)?.shape.clone();
+        Ok(self.add(TensorType { dtype, shape }, Source::Weight(full)))
+    }
+
+    /// A small weight of `len` elements that is widened to `f32` when loaded: biases, scales of norms.
+    ///
+    /// # Errors
+    /// As [`Graph::weight`].
+    pub fn vector(&mut self, weights: &Weights, name: &str, len: usize) -> Result<Value> {
+        let (full, _) = self.look_up(weights, name, &Shape::from([len]))?;
+        self.enter(weights);
+        Ok(self.add(TensorType::new(DType::F32, [len]), Source::Weight(full)))
+    }
+
+    fn look_up(&self, weights: &Weights, name: &str, wanted: &Shape) -> Result<(String, DType)> {
+        let info = weights.info(name)?;
+        if info.shape != *wanted {
+            return Err(CheckpointError::Shape {
+                file: weights.checkpoint().name().to_owned(),
+                name: info.name.clone(),
+                found: info.shape.clone(),
+                wanted: wanted.clone(),
+            }
+            .into());
+        }
+        Ok((info.name.clone(), info.float()?))
+    }
+
+    /// Adds a node. Model code calls the methods that the ops define.
+    ///
+    /// # Errors
+    /// If the inputs do not fit; the message names the path of the node.
+    pub fn push(&mut self, op: impl Op, inputs: &[Value]) -> Result<Value, ShapeError> {
+        let types: Vec<_> = inputs.iter().map(|v| self.ty(*v).clone()).collect();
+        let ty = op.infer(&types).map_err(|e| ShapeError {
+            node: self.path.clone(),
+            ..e
+        })?;
+        let output = self.add(ty, Source::Node(self.nodes.len()));
+        self.nodes.push(Node {
+            op: Arc::new(op),
+            inputs: inputs.to_vec(),
+            output,
+            path: self.path.clone(),
+        });
+        Ok(output)
+    }
+
+    /// The same elements in another shape, without a copy.
+    ///
+    /// # Errors
+    /// If the number of elements differs.
+    pub fn reshape(&mut self, value: Value, shape: impl Into<Shape>) -> Result<Value, ShapeError> {
+        let ty = self.ty(value).clone();
+        let shape = shape.into();
+        if shape.count() != ty.count() {
+            return Err(ShapeError {
+                node: self.path.clone(),
+                ..ShapeError::new("reshape", &[ty], format!("cannot become {shape}"))
+            });
+        }
+        let ty = TensorType { dtype: ty.dtype, shape };
+        Ok(self.add(ty, Source::Reshape(value)))
+    }
+
+    /// Names a result of the graph.
+    pub fn output(&mut self, name: &str, value: Value) {
+        self.outputs.push((name.to_owned(), value));
+    }
+
+    /// Names an intermediate value, which becomes a result in a graph made [`Graph::with_taps`].
+    pub fn tap(&mut self, name: &str, value: Value) {
+        if self.taps {
+            self.output(name, value);
+        }
+    }
+
+    fn add(&mut self, ty: TensorType, source: Source) -> Value {
+        self.types.push(ty);
+        self.sources.push(source);
+        Value(self.types.len() - 1)
+    }
+}

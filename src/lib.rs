@@ -1,0 +1,11 @@
+//! rotile
+
+pub mod checkpoint;
+pub mod error;
+pub mod gpu;
+pub mod graph;
+pub mod op;
+pub mod ops;
+pub mod tensor;
+
+pub use error::{Error, Result};

@@ -1,6 +1,7 @@
 //! rotile
 
 pub mod checkpoint;
+mod cpu;
 pub mod error;
 pub mod gpu;
 pub mod graph;

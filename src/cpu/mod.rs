@@ -1,0 +1,3 @@
+//! Fast paths on the CPU for the operators that a model spends its time in.
+
+pub(crate) mod gemm;

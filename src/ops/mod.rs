@@ -6,18 +6,25 @@ use crate::tensor::{DType, TensorType};
 mod act;
 mod epilogue;
 mod math;
+mod matmul;
 mod softmax;
 
 pub use act::Act;
 pub use epilogue::{Epilogue, Fused};
+pub use matmul::Matmul;
 pub use softmax::Softmax;
 
 /// Every operator, in the order of the documentation.
-pub const OPS: &[OpEntry] = &[OpEntry::of::<Softmax>("softmax")];
+pub const OPS: &[OpEntry] = &[OpEntry::of::<Matmul>("matmul"), OpEntry::of::<Softmax>("softmax")];
 
 /// Activations are stored as `f32` or `f16`.
 fn is_activation(ty: &TensorType) -> bool {
     matches!(ty.dtype, DType::F32 | DType::F16)
+}
+
+/// Weights of matrices and filters keep the element type of their file.
+fn is_weight(ty: &TensorType) -> bool {
+    matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// A tensor as rows over its last axis: number of rows and their length.

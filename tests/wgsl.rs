@@ -171,6 +171,7 @@ fn tint_accepts_every_variant() {
         let linked = link(&variant.launch.kernel, Dialect::Web);
         std::fs::write(&file, &linked.text).expect("a writable folder");
         let output = std::process::Command::new("tint")
+            .args(["--format", "wgsl"])
             .arg(&file)
             .output()
             .expect("tint runs");

@@ -45,6 +45,14 @@ pub(crate) use wgsl;
 pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/index"),
     wgsl!("lib/reduce"),
+    wgsl!("slot/act/gelu"),
+    wgsl!("slot/act/gelu_tanh"),
+    wgsl!("slot/act/none"),
+    wgsl!("slot/act/quick_gelu"),
+    wgsl!("slot/act/relu"),
+    wgsl!("slot/act/sigmoid"),
+    wgsl!("slot/act/silu"),
+    wgsl!("slot/act/tanh"),
     wgsl!("slot/elem/f16"),
     wgsl!("slot/elem/f32"),
 ];

@@ -3,8 +3,11 @@
 use crate::op::OpEntry;
 use crate::tensor::{DType, TensorType};
 
+mod act;
+mod math;
 mod softmax;
 
+pub use act::Act;
 pub use softmax::Softmax;
 
 /// Every operator, in the order of the documentation.

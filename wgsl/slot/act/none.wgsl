@@ -1,0 +1,2 @@
+// act = none
+fn act(v: f32) -> f32 { return v; }

@@ -1,6 +1,7 @@
 //! rotile
 
 pub mod checkpoint;
+pub mod diffusion;
 pub mod error;
 pub mod gpu;
 pub mod graph;

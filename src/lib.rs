@@ -7,5 +7,6 @@ pub mod graph;
 pub mod op;
 pub mod ops;
 pub mod tensor;
+pub mod text;
 
 pub use error::{Error, Result};

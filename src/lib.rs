@@ -16,5 +16,6 @@ pub mod op;
 pub mod ops;
 pub mod plan;
 pub mod tensor;
+pub mod text;
 
 pub use error::{Error, Result};

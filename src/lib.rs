@@ -3,15 +3,12 @@
 pub mod backend;
 pub mod checkpoint;
 pub mod cpu;
-pub mod error;
-pub mod gpu;
-pub mod graph;
-pub mod memory;
 pub mod diffusion;
 pub mod error;
 pub mod gpu;
 pub mod graph;
 pub mod media;
+pub mod memory;
 pub mod op;
 pub mod ops;
 pub mod plan;

@@ -1,3 +1,6 @@
-//! Fast paths on the CPU for the operators that a model spends its time in.
+//! The CPU backend: runs a graph node by node, by an op's fast path or its reference.
 
 pub(crate) mod gemm;
+mod session;
+
+pub use session::{Cpu, CpuSession};

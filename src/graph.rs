@@ -168,6 +168,14 @@ impl Graph {
     /// # Errors
     /// If the inputs do not fit; the message names the path of the node.
     pub fn push(&mut self, op: impl Op, inputs: &[Value]) -> Result<Value, ShapeError> {
+        self.push_shared(Arc::new(op), inputs)
+    }
+
+    /// As [`Graph::push`], for an op whose type is erased.
+    ///
+    /// # Errors
+    /// If the inputs do not fit.
+    pub fn push_shared(&mut self, op: Arc<dyn Op>, inputs: &[Value]) -> Result<Value, ShapeError> {
         let types: Vec<_> = inputs.iter().map(|v| self.ty(*v).clone()).collect();
         let ty = op.infer(&types).map_err(|e| ShapeError {
             node: self.path.clone(),
@@ -175,7 +183,7 @@ impl Graph {
         })?;
         let output = self.add(ty, Source::Node(self.nodes.len()));
         self.nodes.push(Node {
-            op: Arc::new(op),
+            op,
             inputs: inputs.to_vec(),
             output,
             path: self.path.clone(),

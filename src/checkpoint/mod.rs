@@ -1,10 +1,17 @@
 //! Model files: names, shapes and bytes of tensors, whatever the layout on disk.
 
+mod describe;
+mod names;
+#[cfg(feature = "native")]
+mod open;
 mod safetensors;
 
 pub use crate::error::CheckpointError;
+pub use names::Layout;
 
 use crate::tensor::{DType, Shape, Tensor, TensorType};
+use serde_json::Value;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -15,8 +22,10 @@ pub type FileDType = ::safetensors::Dtype;
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
-    /// Full name.
+    /// Full name, as diffusers has it.
     pub name: String,
+    /// Name in the file.
+    pub stored: String,
     /// Element type in the file.
     pub dtype: FileDType,
     /// Extents.
@@ -62,6 +71,13 @@ enum Storage {
     Absent,
 }
 
+/// One file on its way into a checkpoint.
+struct Source {
+    file: String,
+    storage: Storage,
+    entries: Vec<safetensors::Entry>,
+}
+
 impl Storage {
     fn bytes(&self) -> Option<&[u8]> {
         match self {
@@ -74,17 +90,98 @@ impl Storage {
     }
 }
 
-/// An opened file, or several that belong together.
+/// An opened file, or several that belong together. Names are those of diffusers, whatever the layout of the file.
 pub struct Checkpoint {
     name: String,
     storages: Vec<Storage>,
     tensors: BTreeMap<String, TensorInfo>,
+    layout: Layout,
+    config: Option<Value>,
 }
 
 impl Checkpoint {
+    /// A safetensors file in memory.
+    ///
+    /// # Errors
+    /// If it is cut or malformed.
+    pub fn from_bytes(name: &str, bytes: Arc<[u8]>) -> Result<Self, CheckpointError> {
+        let entries = safetensors::read(name, &bytes)?;
+        Self::single(name, Storage::Bytes(bytes), entries)
+    }
+
+    /// A safetensors file that is part of the program.
+    ///
+    /// # Errors
+    /// If it is cut or malformed.
+    pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Self, CheckpointError> {
+        let entries = safetensors::read(name, bytes)?;
+        Self::single(name, Storage::Static(bytes), entries)
+    }
+
+    /// Adds the contents of a `config.json`, for what shapes cannot tell.
+    #[must_use]
+    pub fn with_config(self, config: Option<Value>) -> Self {
+        Self { config, ..self }
+    }
+
+    fn single(name: &str, storage: Storage, entries: Vec<safetensors::Entry>) -> Result<Self, CheckpointError> {
+        let file = name.to_owned();
+        Self::assemble(name, vec![Source { file, storage, entries }])
+    }
+
+    fn assemble(name: &str, sources: Vec<Source>) -> Result<Self, CheckpointError> {
+        let mut storages = Vec::new();
+        let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
+        for source in sources {
+            let file: Arc<str> = source.file.into();
+            for entry in source.entries {
+                let info = TensorInfo {
+                    name: entry.name.clone(),
+                    stored: entry.name,
+                    dtype: entry.dtype,
+                    shape: entry.shape,
+                    file: file.clone(),
+                    storage: storages.len(),
+                    start: entry.start,
+                    len: entry.len,
+                };
+                if let Some(other) = tensors.insert(info.name.clone(), info) {
+                    return Err(CheckpointError::Header {
+                        file: file.to_string(),
+                        reason: format!("`{}` is in {} too", other.name, other.file),
+                    });
+                }
+            }
+            storages.push(source.storage);
+        }
+        let (tensors, layout) = names::to_diffusers(name, tensors)?;
+        Ok(Self {
+            name: name.to_owned(),
+            storages,
+            tensors,
+            layout,
+            config: None,
+        })
+    }
+
     /// File name for messages.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// How the file names its tensors.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The `config.json` beside the weights, if there is one.
+    pub fn config(&self) -> Option<&Value> {
+        self.config.as_ref()
+    }
+
+    /// Whether the values are there, not just a description of them.
+    pub fn has_values(&self) -> bool {
+        self.storages.iter().all(|s| s.bytes().is_some())
     }
 
     /// Every tensor, by name.
@@ -92,16 +189,81 @@ impl Checkpoint {
         self.tensors.values()
     }
 
+    /// A tensor, if it is there.
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.get(name)
+    }
+
+    /// Extents of a tensor, if it is there: what detection looks at.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.get(name).map(|info| &*info.shape)
+    }
+
     /// One tensor.
     ///
     /// # Errors
     /// If there is none of that name; the message names the nearest.
     pub fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
-        self.tensors.get(name).ok_or_else(|| CheckpointError::MissingTensor {
+        self.get(name).ok_or_else(|| CheckpointError::MissingTensor {
             file: self.name.clone(),
             name: name.to_owned(),
-            nearest: None,
+            nearest: names::nearest(name, self.tensors.keys()),
         })
+    }
+
+    /// Bytes of a tensor as they are in the file, little-endian, and their type.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`].
+    pub fn raw(&self, name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
+        let info = self.info(name)?;
+        let dtype = info.float()?;
+        let bytes = self.storages[info.storage]
+            .bytes()
+            .ok_or_else(|| CheckpointError::Header {
+                file: info.file.to_string(),
+                reason: format!("`{name}` is only described: the file has no values"),
+            })?;
+        let bytes = &bytes[info.start..info.start + info.len];
+        match first_non_finite(dtype, bytes) {
+            Some(index) => Err(CheckpointError::NonFinite {
+                file: info.file.to_string(),
+                name: name.to_owned(),
+                index,
+            }),
+            None => Ok((dtype, Cow::Borrowed(bytes))),
+        }
+    }
+
+    /// Values of a tensor, converted to `dtype`.
+    ///
+    /// # Errors
+    /// If the tensor or its bytes are not there, its type is unusable, or it holds a NaN or infinity.
+    pub fn load(&self, name: &str, dtype: DType) -> Result<Tensor, CheckpointError> {
+        let (stored, bytes) = self.raw(name)?;
+        let shape = self.info(name)?.shape.clone();
+        let tensor = Tensor::from_bytes(TensorType::new(stored, shape), &bytes);
+        Ok(if stored == dtype {
+            tensor
+        } else {
+            tensor.to_dtype(dtype)
+        })
+    }
+}
+
+/// Index of the first element whose exponent is all ones.
+fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
+    let half = |mask: u16| {
+        let bits = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
+        bytes.chunks_exact(2).position(|b| bits(b) & mask == mask)
+    };
+    match dtype {
+        DType::F16 => half(0x7c00),
+        DType::BF16 => half(0x7f80),
+        DType::F32 => bytes
+            .chunks_exact(4)
+            .position(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & 0x7f80_0000 == 0x7f80_0000),
+        DType::U32 => None,
     }
 }
 
@@ -167,44 +329,24 @@ impl Weights {
         self.checkpoint.load(full_name, dtype)
     }
 
+    /// Extents of a tensor below this path, if it is there.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.checkpoint.shape(&self.full(name))
+    }
+
+    /// Bytes of the tensor with this *full* name as they are in the file, and their type.
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    pub fn raw(&self, full_name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
+        self.checkpoint.raw(full_name)
+    }
+
     fn full(&self, name: &str) -> String {
         match (self.path.as_str(), name) {
             ("", name) => name.to_owned(),
             (path, "") => path.to_owned(),
             (path, name) => format!("{path}.{name}"),
         }
-    }
-}
-
-impl Checkpoint {
-    /// Values of a tensor, converted to `dtype`.
-    ///
-    /// # Errors
-    /// If the tensor or its bytes are not there, its type is unusable, or it holds a NaN or infinity.
-    pub fn load(&self, name: &str, dtype: DType) -> Result<Tensor, CheckpointError> {
-        let info = self.info(name)?;
-        let stored = info.float()?;
-        let bytes = self.storages[info.storage]
-            .bytes()
-            .ok_or_else(|| CheckpointError::Header {
-                file: self.name.clone(),
-                reason: format!("`{name}` is only described: the file has no values"),
-            })?;
-        let tensor = Tensor::from_bytes(
-            TensorType::new(stored, info.shape.clone()),
-            &bytes[info.start..info.start + info.len],
-        );
-        if let Some(index) = tensor.first_non_finite() {
-            return Err(CheckpointError::NonFinite {
-                file: info.file.to_string(),
-                name: name.to_owned(),
-                index,
-            });
-        }
-        Ok(if stored == dtype {
-            tensor
-        } else {
-            tensor.to_dtype(dtype)
-        })
     }
 }

@@ -1,6 +1,136 @@
-//! The GPU backend.
+//! The GPU backend: opens an adapter, compiles kernels, runs plans.
 
+mod adapter;
 mod caps;
+mod check;
+mod kernel;
+mod readback;
+mod session;
 pub mod wgsl;
 
+pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
 pub use caps::Caps;
+pub use session::GpuSession;
+
+use crate::error::GpuError;
+use crate::gpu::kernel::KernelCache;
+use crate::memory::Residency;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// An open GPU. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    caps: Arc<Caps>,
+    kernels: Arc<KernelCache>,
+    weights: Arc<Residency<wgpu::Buffer>>,
+    faults: Arc<Mutex<Faults>>,
+    reason: Arc<str>,
+}
+
+/// What went wrong on the device outside of any call.
+#[derive(Debug, Default)]
+struct Faults {
+    lost: Option<String>,
+    errors: Vec<String>,
+}
+
+impl Gpu {
+    /// Opens an adapter of this machine.
+    ///
+    /// # Errors
+    /// If none fits, or its driver gives no device.
+    pub async fn open(choice: &AdapterChoice) -> Result<Self, GpuError> {
+        let list = adapters().await;
+        let (index, reason) = choose(&list, choice)?;
+        let mut gpu = Self::open_adapter(&list[index]).await?;
+        gpu.reason = reason.into();
+        Ok(gpu)
+    }
+
+    /// Opens one of [`adapters`], with every limit it has.
+    ///
+    /// # Errors
+    /// If its driver gives no device.
+    pub async fn open_adapter(adapter: &Adapter) -> Result<Self, GpuError> {
+        let name = adapter.caps.adapter.clone();
+        let fail = |reason: String| GpuError::Open { adapter: name, reason };
+        let Some(handle) = &adapter.handle else {
+            return Err(fail("only a description".into()));
+        };
+        let caps = &adapter.caps;
+        let mut features = wgpu::Features::empty();
+        features.set(wgpu::Features::SHADER_F16, caps.f16);
+        features.set(wgpu::Features::SUBGROUP, caps.subgroups);
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("rotile"),
+            required_features: features,
+            required_limits: wgpu::Limits {
+                max_buffer_size: caps.max_buffer,
+                max_storage_buffer_binding_size: caps.max_binding,
+                max_compute_workgroup_storage_size: caps.workgroup_memory,
+                max_compute_invocations_per_workgroup: caps.workgroup_invocations,
+                ..wgpu::Limits::default()
+            },
+            memory_hints: wgpu::MemoryHints::MemoryUsage,
+            ..Default::default()
+        };
+        let (device, queue) = match handle.request_device(&descriptor).await {
+            Ok(pair) => pair,
+            Err(e) => return Err(fail(e.to_string())),
+        };
+        let faults = Arc::new(Mutex::new(Faults::default()));
+        let shared = faults.clone();
+        device.on_uncaptured_error(Arc::new(move |error| lock(&shared).errors.push(error.to_string())));
+        let shared = faults.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            lock(&shared).lost = Some(format!("{reason:?}: {message}"));
+        });
+        Ok(Self {
+            device,
+            queue,
+            caps: Arc::new(caps.clone()),
+            kernels: Arc::default(),
+            weights: Arc::default(),
+            faults,
+            reason: "opened directly".into(),
+        })
+    }
+
+    /// What it can do.
+    pub fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    /// Why this adapter was taken.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// Number of kernels compiled so far.
+    pub fn kernels(&self) -> usize {
+        self.kernels.len()
+    }
+
+    /// Bytes that the device's allocator has handed out, where the backend tells.
+    pub fn allocated_bytes(&self) -> Option<u64> {
+        Some(self.device.generate_allocator_report()?.total_allocated_bytes)
+    }
+
+    /// The first thing that went wrong since the last call, if any.
+    fn check(&self) -> Result<(), GpuError> {
+        let mut faults = lock(&self.faults);
+        if let Some(reason) = &faults.lost {
+            return Err(GpuError::DeviceLost(reason.clone()));
+        }
+        match faults.errors.drain(..).next() {
+            Some(error) => Err(GpuError::Validation(error)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn lock(faults: &Mutex<Faults>) -> std::sync::MutexGuard<'_, Faults> {
+    faults.lock().unwrap_or_else(PoisonError::into_inner)
+}

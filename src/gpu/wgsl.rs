@@ -43,6 +43,7 @@ pub(crate) use wgsl;
 
 /// Files that others `use`. A file `slot/NAME/CHOICE` is one choice for slot NAME.
 pub const LIBRARY: &[WgslFile] = &[
+    wgsl!("lib/epilogue"),
     wgsl!("lib/index"),
     wgsl!("lib/reduce"),
     wgsl!("slot/act/gelu"),
@@ -53,8 +54,16 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/act/sigmoid"),
     wgsl!("slot/act/silu"),
     wgsl!("slot/act/tanh"),
+    wgsl!("slot/bias/none"),
+    wgsl!("slot/bias/vector"),
     wgsl!("slot/elem/f16"),
     wgsl!("slot/elem/f32"),
+    wgsl!("slot/residual/add"),
+    wgsl!("slot/residual/gated"),
+    wgsl!("slot/residual/none"),
+    wgsl!("slot/weight/bf16"),
+    wgsl!("slot/weight/f16"),
+    wgsl!("slot/weight/f32"),
 ];
 
 /// Whose dialect of WGSL the text is for.

@@ -4,10 +4,12 @@ use crate::op::OpEntry;
 use crate::tensor::{DType, TensorType};
 
 mod act;
+mod epilogue;
 mod math;
 mod softmax;
 
 pub use act::Act;
+pub use epilogue::{Epilogue, Fused};
 pub use softmax::Softmax;
 
 /// Every operator, in the order of the documentation.

@@ -1,0 +1,119 @@
+//! Devices and sessions: one face for the GPU and the CPU.
+
+use crate::checkpoint::Weights;
+use crate::cpu::{Cpu, CpuSession};
+use crate::error::{Error, Result};
+use crate::gpu::{Gpu, GpuSession};
+use crate::graph::Graph;
+use crate::plan::{Bytes, Plan, Policy};
+use crate::tensor::{DType, Tensor};
+
+/// Where graphs run.
+#[derive(Clone, Debug)]
+pub enum Device {
+    /// A GPU through wgpu.
+    Gpu(Gpu),
+    /// This machine's CPU.
+    Cpu(Cpu),
+}
+
+/// A graph that is ready to run: compiled, allocated, weights in place.
+#[derive(Debug)]
+pub enum Session {
+    /// On a GPU.
+    Gpu(GpuSession),
+    /// On the CPU.
+    Cpu(CpuSession),
+}
+
+impl Device {
+    /// Compiles, allocates and uploads all that `graph` needs. `weights` is the checkpoint whose names the graph uses.
+    ///
+    /// # Errors
+    /// If the plan does not fit the device, a weight cannot be loaded, or the driver refuses something.
+    pub async fn prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy) -> Result<Session> {
+        Ok(match self {
+            Self::Gpu(gpu) => Session::Gpu(gpu.prepare(graph, weights, policy).await?),
+            Self::Cpu(cpu) => Session::Cpu(cpu.prepare(graph, weights)?),
+        })
+    }
+
+    /// The plan alone: nothing is allocated.
+    ///
+    /// # Errors
+    /// If the plan does not fit the device.
+    pub fn plan(&self, graph: &Graph, policy: &Policy) -> Result<Plan> {
+        Ok(match self {
+            Self::Gpu(gpu) => Plan::gpu(graph, gpu.caps(), policy)?,
+            Self::Cpu(_) => Plan::cpu(graph),
+        })
+    }
+
+    /// Element types that activations can have here, best first. The CPU computes in `f32` only.
+    pub fn dtypes(&self) -> &'static [DType] {
+        match self {
+            Self::Gpu(gpu) if gpu.caps().f16 => &[DType::F32, DType::F16],
+            _ => &[DType::F32],
+        }
+    }
+
+    /// Name for people.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Gpu(gpu) => gpu.caps().to_string(),
+            Self::Cpu(_) => "CPU".into(),
+        }
+    }
+}
+
+impl Session {
+    /// Runs the graph and reads the results back, in the order of [`Plan::outputs`]. Inputs that are not given keep the
+    /// values of the run before.
+    ///
+    /// # Errors
+    /// If an input is unknown or has another shape, or the device fails.
+    pub async fn run(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
+        match self {
+            Self::Gpu(session) => session.run(inputs).await,
+            Self::Cpu(session) => session.run(inputs),
+        }
+    }
+
+    /// The plan it runs.
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Self::Gpu(session) => session.plan(),
+            Self::Cpu(session) => session.plan(),
+        }
+    }
+
+    /// Bytes that the plan promised.
+    pub fn planned(&self) -> Bytes {
+        match self {
+            Self::Gpu(session) => session.plan().gpu_bytes(),
+            Self::Cpu(session) => session.plan().cpu_bytes(),
+        }
+    }
+
+    /// Bytes really allocated, as the allocations themselves say.
+    pub fn allocated(&self) -> Bytes {
+        match self {
+            Self::Gpu(session) => session.allocated(),
+            Self::Cpu(session) => session.allocated(),
+        }
+    }
+}
+
+/// Index of the input `name`, if `tensor` fits it.
+pub(crate) fn find_input(plan: &Plan, name: &str, tensor: &Tensor) -> Result<usize> {
+    let index = plan.inputs.iter().position(|i| i.name == name);
+    let index = index.ok_or_else(|| Error::Request(format!("the graph has no input `{name}`")))?;
+    let wanted = &plan.inputs[index].ty;
+    if *wanted != tensor.ty {
+        return Err(Error::Request(format!(
+            "input `{name}` is {}, the graph wants {wanted}",
+            tensor.ty
+        )));
+    }
+    Ok(index)
+}

@@ -1,0 +1,139 @@
+use crate::backend::find_input;
+use crate::checkpoint::Weights;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Node, Value};
+use crate::memory::{Residency, Resident};
+use crate::plan::{Bytes, Place, Plan};
+use crate::tensor::{DType, Tensor, TensorType, View};
+use std::sync::Arc;
+
+/// The CPU as a device. Clones share their weights.
+#[derive(Clone, Debug, Default)]
+pub struct Cpu {
+    weights: Arc<Residency<Tensor>>,
+}
+
+/// A graph that is ready to run on the CPU.
+#[derive(Debug)]
+pub struct CpuSession {
+    plan: Plan,
+    nodes: Vec<RunNode>,
+    buffers: Vec<Vec<f32>>,
+    inputs: Vec<Tensor>,
+    weights: Vec<Arc<Resident<Tensor>>>,
+}
+
+/// A node with its operands resolved to places.
+#[derive(Debug)]
+struct RunNode {
+    op: Arc<dyn crate::op::Op>,
+    inputs: Vec<(Place, TensorType)>,
+    output: usize,
+    len: usize,
+}
+
+impl Cpu {
+    /// Allocates what the graph needs and loads its weights, widened to `f32`.
+    ///
+    /// # Errors
+    /// If a weight cannot be loaded.
+    pub fn prepare(&self, graph: &Graph, weights: &Weights) -> Result<CpuSession> {
+        let plan = Plan::cpu(graph);
+        let resolve = |value: &Value| plan.place(graph, *value).map(|place| (place, graph.ty(*value).clone()));
+        let node = |node: &Node| {
+            let (Place::Shared(output), ty) = resolve(&node.output)? else {
+                return None;
+            };
+            Some(RunNode {
+                op: node.op.clone(),
+                inputs: node.inputs.iter().map(resolve).collect::<Option<_>>()?,
+                output,
+                len: ty.count(),
+            })
+        };
+        let nodes = plan.nodes.iter().filter_map(|&i| node(&graph.nodes()[i])).collect();
+        let load = |name: &str| match self.weights.get(weights, name, DType::F32) {
+            Some(held) => Ok(held),
+            None => {
+                let tensor = weights.load(name, DType::F32)?;
+                Ok::<_, Error>(self.weights.insert(weights, name, DType::F32, tensor))
+            }
+        };
+        Ok(CpuSession {
+            nodes,
+            buffers: plan
+                .buffers
+                .iter()
+                .map(|&bytes| vec![0.0; bytes as usize / 4])
+                .collect(),
+            inputs: plan.inputs.iter().map(|i| zeros(&i.ty)).collect(),
+            weights: plan.weights.iter().map(|w| load(&w.name)).collect::<Result<_>>()?,
+            plan,
+        })
+    }
+}
+
+fn zeros(ty: &TensorType) -> Tensor {
+    Tensor {
+        ty: ty.clone(),
+        data: vec![0.0; ty.count()],
+    }
+}
+
+impl CpuSession {
+    /// Runs the graph; inputs that are not given keep their values.
+    ///
+    /// # Errors
+    /// If an input is unknown or has another shape.
+    pub fn run(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
+        for (name, tensor) in inputs {
+            let index = find_input(&self.plan, name, tensor)?;
+            self.inputs[index].data.clone_from(&tensor.data);
+        }
+        for i in 0..self.nodes.len() {
+            let node = &self.nodes[i];
+            let mut output = std::mem::take(&mut self.buffers[node.output]);
+            let views: Vec<_> = node.inputs.iter().map(|(place, ty)| self.view(*place, ty)).collect();
+            if !node.op.compute(&views, &mut output[..node.len]) {
+                output[..node.len].copy_from_slice(&node.op.reference(&views));
+            }
+            let index = node.output;
+            self.buffers[index] = output;
+        }
+        let outputs = self.plan.outputs.iter().map(|output| Tensor {
+            ty: output.ty.clone(),
+            data: self.view(output.place, &output.ty).data.to_vec(),
+        });
+        Ok(outputs.collect())
+    }
+
+    /// The plan it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Bytes it really holds.
+    pub fn allocated(&self) -> Bytes {
+        let bytes = |data: &Vec<f32>| data.capacity() as u64 * 4;
+        let constants: u64 = self.plan.constants.iter().map(|c| bytes(&c.data)).sum();
+        Bytes {
+            weights: self.weights.iter().map(|w| bytes(&w.storage.data)).sum(),
+            activations: self.buffers.iter().map(bytes).sum(),
+            inputs: self.inputs.iter().map(|t| bytes(&t.data)).sum::<u64>() + constants,
+            transfer: 0,
+        }
+    }
+
+    fn view<'a>(&'a self, place: Place, ty: &'a TensorType) -> View<'a> {
+        let data = match place {
+            Place::Shared(i) => &self.buffers[i],
+            Place::Input(i) => &self.inputs[i].data,
+            Place::Constant(i) => &self.plan.constants[i].data,
+            Place::Weight(i) => &self.weights[i].storage.data,
+        };
+        View {
+            ty,
+            data: &data[..ty.count()],
+        }
+    }
+}

@@ -1,0 +1,35 @@
+use super::Gpu;
+use crate::error::GpuError;
+use futures_channel::oneshot;
+
+impl Gpu {
+    /// Bytes of a mappable buffer, once all that was submitted before is done.
+    pub(super) async fn read(&self, buffer: &wgpu::Buffer, bytes: u64) -> Result<Vec<u8>, GpuError> {
+        let slice = buffer.slice(..bytes);
+        let (sender, receiver) = oneshot::channel();
+        slice.map_async(wgpu::MapMode::Read, move |result| drop(sender.send(result)));
+        self.wait()?;
+        let mapped = receiver
+            .await
+            .map_err(|_| GpuError::DeviceLost("the read-back was dropped".into()))?;
+        self.check()?;
+        mapped.map_err(|e| GpuError::Validation(format!("read-back: {e}")))?;
+        let view = slice
+            .get_mapped_range()
+            .map_err(|e| GpuError::Validation(format!("read-back: {e:?}")))?;
+        let data = view.to_vec();
+        drop(view);
+        buffer.unmap();
+        Ok(data)
+    }
+
+    /// Natively, blocks until all that was submitted is done; a browser calls back by itself.
+    pub(super) fn wait(&self) -> Result<(), GpuError> {
+        #[cfg(not(target_arch = "wasm32"))]
+        if let Err(error) = self.device.poll(wgpu::PollType::wait_indefinitely()) {
+            self.check()?;
+            return Err(GpuError::DeviceLost(error.to_string()));
+        }
+        Ok(())
+    }
+}

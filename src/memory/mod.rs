@@ -1,0 +1,5 @@
+//! Who holds which weight where.
+
+mod residency;
+
+pub use residency::{Residency, Resident};

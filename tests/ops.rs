@@ -1,0 +1,148 @@
+//! Every way of every operator against its reference, on every case of the table, in poisoned and guarded buffers; and the
+//! fast paths of the CPU.
+
+mod support;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use rotile::gpu::{Caps, Gpu};
+use rotile::op::{Op, Tolerance, Way};
+use rotile::ops::OPS;
+use rotile::tensor::{DType, Tensor, TensorType, View};
+use std::sync::Arc;
+
+fn main() {
+    let args = Arguments::from_args();
+    let gpu = support::gpu();
+    let caps = gpu.map_or_else(Caps::baseline, |gpu| gpu.caps().clone());
+    println!("adapter: {caps}");
+    let mut trials = Vec::new();
+    let mut combinations = 0;
+    for entry in OPS {
+        for case in (entry.cases)() {
+            let op: Arc<dyn Op> = case.op.into();
+            let (inputs, output) = match op.infer(&case.inputs) {
+                Ok(output) => (case.inputs, output),
+                Err(e) => panic!("a case that does not fit its own operator: {e}"),
+            };
+            let label = format!("{op:?} {}", describe(&inputs));
+            let case = Arc::new(Run { op, inputs, output });
+            let cpu = case.clone();
+            let name = format!("{}/cpu/{label}", entry.name);
+            trials.push(Trial::test(name, move || cpu.on_cpu()).with_kind("cpu"));
+
+            let half = case.inputs.iter().chain([&case.output]).any(|t| t.dtype == DType::F16);
+            // Weights in f16 are unpacked from words and need no feature: only activations do.
+            let skip = gpu.is_none() || (half && !caps.f16 && case.output.dtype == DType::F16);
+            for way in case.op.ways(&case.inputs, &case.output, &caps) {
+                combinations += 1;
+                for limit in limits(&way, caps.max_workgroups) {
+                    let suffix = if limit == caps.max_workgroups {
+                        String::new()
+                    } else {
+                        format!("/wrap={limit}")
+                    };
+                    let name = format!("{}/{}/{label}{suffix}", entry.name, way.name);
+                    let (case, caps, way) = (case.clone(), caps.clone(), way.name);
+                    let trial = Trial::test(name, move || {
+                        let caps = Caps {
+                            max_workgroups: limit,
+                            ..caps
+                        };
+                        case.on_gpu(way, &caps, gpu.ok_or("no GPU")?)
+                    });
+                    trials.push(trial.with_kind("gpu").with_ignored_flag(skip));
+                }
+            }
+        }
+    }
+    println!("{combinations} combinations of operator, way, element types and case on the GPU");
+    libtest_mimic::run(&args, trials).exit();
+}
+
+/// The adapter's own limit on workgroups, and limits around the number that this way needs: one less, equal, one more, and few.
+fn limits(way: &Way, own: u32) -> Vec<u32> {
+    let needed = way.launches.iter().map(|l| l.grid[0] * l.grid[1]).max().unwrap_or(1);
+    let mut limits = vec![own];
+    if needed > 1 {
+        limits.extend([needed - 1, needed, needed + 1, 7]);
+    }
+    limits.retain(|&l| l > 0 && l <= own);
+    limits.sort_unstable();
+    limits.dedup();
+    // So small a limit would need more than it allows in y as well.
+    limits.retain(|&l| u64::from(l) * u64::from(l) >= u64::from(needed));
+    limits
+}
+
+struct Run {
+    op: Arc<dyn Op>,
+    inputs: Vec<TensorType>,
+    output: TensorType,
+}
+
+impl Run {
+    fn values(&self) -> (Vec<Tensor>, Vec<f32>) {
+        let mut uniform = support::uniform(&format!("{:?}{:?}", self.op, self.inputs));
+        let inputs = self.op.sample(&self.inputs, &mut uniform);
+        let views: Vec<View<'_>> = inputs.iter().map(Tensor::view).collect();
+        let want = self.op.reference(&views);
+        assert!(
+            want.iter().any(|v| *v != 0.0) || want.iter().all(|v| v.is_nan()),
+            "a reference of zeros proves nothing"
+        );
+        (inputs, want)
+    }
+
+    fn on_cpu(&self) -> Result<(), Failed> {
+        let (inputs, want) = self.values();
+        if want.len() != self.output.count() {
+            return Err(format!("the reference has {} values for {}", want.len(), self.output).into());
+        }
+        let views: Vec<View<'_>> = inputs.iter().map(Tensor::view).collect();
+        let mut got = vec![f32::NAN; want.len()];
+        if self.op.compute(&views, &mut got) {
+            support::within(&got, &want, self.op.tolerance(DType::F32))?;
+        }
+        Ok(())
+    }
+
+    fn on_gpu(&self, name: &str, caps: &Caps, gpu: &Gpu) -> Result<(), Failed> {
+        let (inputs, want) = self.values();
+        let ways = self.op.ways(&self.inputs, &self.output, caps);
+        let way = ways
+            .iter()
+            .find(|w| w.name == name)
+            .ok_or("the way depends on the limit of workgroups")?;
+        for launch in &way.launches {
+            if launch.grid.iter().any(|&n| n > caps.max_workgroups) {
+                return Err(format!("{}: grid {:?} over the limit", launch.kernel, launch.grid).into());
+            }
+        }
+        let got = pollster::block_on(gpu.run_way(way, &inputs, &self.output))?;
+        let tolerance = self.op.tolerance(self.output.dtype);
+        // The reference is not rounded to the output's type, the result is.
+        let want = if tolerance == Tolerance::EXACT {
+            rounded(want, &self.output)
+        } else {
+            want
+        };
+        Ok(support::within(&got.data, &want, tolerance)?)
+    }
+}
+
+fn rounded(values: Vec<f32>, ty: &TensorType) -> Vec<f32> {
+    Tensor {
+        ty: ty.clone(),
+        data: values,
+    }
+    .rounded()
+    .data
+}
+
+fn describe(types: &[TensorType]) -> String {
+    types
+        .iter()
+        .map(|t| t.to_string().replace(", ", "x").replace(' ', ""))
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,2 @@
+// bias = none
+fn add_bias(v: f32, j: u32) -> f32 { return v; }

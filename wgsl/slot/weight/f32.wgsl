@@ -1,0 +1,7 @@
+// weight = f32: a matrix or filter stored as f32
+@group(0) @binding(3) var<storage, read> w: array<f32>;
+
+fn load_weight(i: u32) -> f32 { return w[i]; }
+
+// Elements i and i + 1; i is even.
+fn load_weight2(i: u32) -> vec2<f32> { return vec2<f32>(w[i], w[i + 1u]); }

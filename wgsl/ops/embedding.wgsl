@@ -2,7 +2,7 @@
 // One invocation for each element; an id outside the table gives NaN.
 //
 // use elem                                  Elem, store
-// use table                                 entry
+// use weight                                load_weight
 // use lib/index                             flat_group
 
 struct Params {
@@ -16,7 +16,7 @@ override WG: u32 = 128;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
-@group(0) @binding(3) var<storage, read> ids: array<u32>;
+@group(0) @binding(2) var<storage, read> ids: array<u32>;
 
 @compute @workgroup_size(WG)
 fn main(
@@ -28,6 +28,6 @@ fn main(
     if i >= params.count { return; }
     let id = ids[i / params.cols];
     var v = params.nan;
-    if id < params.rows { v = entry(id * params.cols + i % params.cols); }
+    if id < params.rows { v = load_weight(id * params.cols + i % params.cols); }
     y[i] = store(v);
 }

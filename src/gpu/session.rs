@@ -80,8 +80,7 @@ impl Gpu {
                 continue;
             }
             let buffer = named(weight);
-            self.queue
-                .write_buffer(&buffer, 0, &weights.load(name, dtype)?.to_bytes());
+            self.upload(&buffer, weights, weight)?;
             resident.push(self.weights.insert(weights, name, dtype, buffer));
             waiting += weight.ty.byte_len() as u64;
             if waiting > STAGING_BYTES {
@@ -111,6 +110,18 @@ impl Gpu {
             params,
             readback,
         })
+    }
+
+    /// Sends a weight as the file has it where kernels can read that, else converted.
+    fn upload(&self, buffer: &wgpu::Buffer, weights: &Weights, weight: &Named) -> Result<()> {
+        let (stored, bytes) = weights.raw(&weight.name)?;
+        if stored == weight.ty.dtype && bytes.len() % 4 == 0 {
+            self.queue.write_buffer(buffer, 0, &bytes);
+        } else {
+            let tensor = weights.load(&weight.name, weight.ty.dtype)?;
+            self.queue.write_buffer(buffer, 0, &tensor.to_bytes());
+        }
+        Ok(())
     }
 
     pub(super) fn buffer(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {

@@ -46,7 +46,7 @@ impl Op for Embedding {
     fn infer(&self, inputs: &[TensorType]) -> Result<TensorType, ShapeError> {
         match inputs {
             [table, ids]
-                if table.dtype != DType::U32
+                if super::is_weight(table)
                     && ids.dtype == DType::U32
                     && table.shape.len() == 2
                     && ids.shape.len() == 1 =>

@@ -12,6 +12,7 @@ mod gated_add;
 mod group_norm;
 mod layer_norm;
 mod math;
+mod matmul;
 mod modulate;
 mod parallel;
 mod rms_norm;
@@ -29,6 +30,7 @@ pub use epilogue::{Epilogue, Fused};
 pub use gated_add::GatedAdd;
 pub use group_norm::GroupNorm;
 pub use layer_norm::LayerNorm;
+pub use matmul::Matmul;
 pub use modulate::Modulate;
 pub use rms_norm::RmsNorm;
 pub use rotary::Rotary;
@@ -45,6 +47,7 @@ pub const OPS: &[OpEntry] = &[
     OpEntry::of::<GatedAdd>("gated_add"),
     OpEntry::of::<GroupNorm>("group_norm"),
     OpEntry::of::<LayerNorm>("layer_norm"),
+    OpEntry::of::<Matmul>("matmul"),
     OpEntry::of::<Modulate>("modulate"),
     OpEntry::of::<RmsNorm>("rms_norm"),
     OpEntry::of::<Rotary>("rotary"),
@@ -58,6 +61,11 @@ pub const OPS: &[OpEntry] = &[
 /// Activations are stored as `f32` or `f16`.
 fn is_activation(ty: &TensorType) -> bool {
     matches!(ty.dtype, DType::F32 | DType::F16)
+}
+
+/// Weights of matrices and filters keep the element type of their file.
+fn is_weight(ty: &TensorType) -> bool {
+    matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// A tensor as rows over its last axis: number of rows and their length.

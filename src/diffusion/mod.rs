@@ -1,0 +1,9 @@
+//! What surrounds a denoising model: initial noise, scheduler, guidance.
+
+pub mod guidance;
+pub mod noise;
+pub mod scheduler;
+
+pub use guidance::Guidance;
+pub use noise::{Noise, Rng};
+pub use scheduler::{Schedule, Scheduler};

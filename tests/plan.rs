@@ -1,0 +1,135 @@
+//! Plans: buffers are shared only by tensors that are never alive together, limits are known beforehand, and the same graph
+//! gives the same plan.
+
+use proptest::prelude::*;
+use rotile::error::PlanError;
+use rotile::gpu::Caps;
+use rotile::graph::Graph;
+use rotile::op::Way;
+use rotile::plan::{Lifetime, Plan, Policy, lower_bound, share};
+use rotile::tensor::{DType, TensorType};
+
+fn lifetimes() -> impl Strategy<Value = Vec<Lifetime>> {
+    let one = (1..5000u64, 0..40usize, 0..12usize).prop_map(|(bytes, first, length)| Lifetime {
+        bytes,
+        first,
+        last: first + length,
+    });
+    prop::collection::vec(one, 0..60)
+}
+
+proptest! {
+    #[test]
+    fn tensors_that_live_together_never_share(tensors in lifetimes()) {
+        let sharing = share(&tensors);
+        for (i, a) in tensors.iter().enumerate() {
+            prop_assert!(a.bytes <= sharing.buffers[sharing.of[i]]);
+            for (j, b) in tensors.iter().enumerate().skip(i + 1) {
+                prop_assert!(!(a.overlaps(b) && sharing.of[i] == sharing.of[j]), "{a:?} and {b:?}");
+            }
+        }
+        prop_assert!(sharing.buffers.iter().sum::<u64>() >= lower_bound(&tensors));
+        prop_assert_eq!(sharing, share(&tensors));
+    }
+}
+
+/// A chain of softmaxes with a branch over it, and a node that nothing needs.
+fn chain(rows: usize) -> Graph {
+    let mut g = Graph::new(DType::F32);
+    let x = g.input("x", TensorType::new(DType::F32, [rows, 64]));
+    let first = g.softmax(x, 1.0).expect("fits");
+    let mut y = first;
+    for _ in 0..5 {
+        y = g.softmax(y, 2.0).expect("fits");
+    }
+    g.softmax(x, 3.0).expect("fits");
+    let flat = g.reshape(first, [rows * 64]).expect("fits");
+    g.output("first", flat);
+    g.output("last", y);
+    g
+}
+
+#[test]
+fn a_chain_takes_three_buffers_and_drops_what_nothing_needs() {
+    let plan = Plan::gpu(&chain(10), &Caps::baseline(), &Policy::default()).expect("fits");
+    assert_eq!(plan.nodes.len(), 6, "the seventh node has no reader");
+    // `first` stays for the caller; the chain alternates between two more.
+    assert_eq!(plan.buffers, [2560, 2560, 2560]);
+    let bytes = plan.gpu_bytes();
+    assert_eq!(bytes.activations, 3 * 2560);
+    assert_eq!(bytes.inputs, 2560);
+    assert_eq!(bytes.transfer, 6 * 256 + 2 * 2560);
+    assert_eq!(bytes.total(), 3 * 2560 + 2560 + 6 * 256 + 2 * 2560);
+    assert_eq!(plan.lower_bound, 3 * 2560);
+}
+
+#[test]
+fn no_step_reads_what_it_writes() {
+    let plan = Plan::gpu(&chain(10), &Caps::baseline(), &Policy::default()).expect("fits");
+    for step in &plan.steps {
+        let written = step.bindings.iter().find(|(n, _)| *n == 1).expect("an output").1;
+        assert!(
+            step.bindings
+                .iter()
+                .filter(|(n, _)| *n != 1)
+                .all(|(_, place)| *place != written)
+        );
+    }
+}
+
+#[test]
+fn a_tensor_over_a_limit_is_refused_with_node_size_and_limit() {
+    let caps = Caps {
+        max_binding: 2559,
+        ..Caps::baseline()
+    };
+    let error = Plan::gpu(&chain(10), &caps, &Policy::default()).expect_err("too large");
+    let PlanError::ExceedsLimit {
+        bytes, limit, which, ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!((*bytes, *limit, *which), (2560, 2559, "maxStorageBufferBindingSize"));
+    let message = error.to_string();
+    assert!(
+        message.contains("f32 [10, 64]") && message.contains("--device cpu"),
+        "{message}"
+    );
+}
+
+#[test]
+fn more_elements_than_an_index_reaches_are_refused() {
+    let caps = Caps {
+        max_binding: u64::MAX,
+        max_buffer: u64::MAX,
+        ..Caps::baseline()
+    };
+    let error = Plan::gpu(&chain(1 << 27), &caps, &Policy::default()).expect_err("too many");
+    assert!(
+        matches!(error, PlanError::IndexOverflow { count, .. } if count == 1 << 33),
+        "{error}"
+    );
+}
+
+#[test]
+fn half_precision_needs_the_feature() {
+    let g = Graph::new(DType::F16);
+    assert!(matches!(
+        Plan::gpu(&g, &Caps::baseline(), &Policy::default()),
+        Err(PlanError::NoF16(DType::F16))
+    ));
+}
+
+#[test]
+fn a_forced_way_must_exist() {
+    let force = |op: &str, way: &str| Policy {
+        forced: vec![(op.into(), way.into())],
+    };
+    let plan = |policy| Plan::gpu(&chain(2), &Caps::baseline(), &policy);
+    let error = plan(force("softmax", "fastest")).expect_err("no such way").to_string();
+    assert!(error.contains("softmax") && error.contains("baseline"), "{error}");
+    assert!(plan(force("sofmax", "baseline")).is_err());
+    let plan = plan(force("softmax", Way::BASELINE)).expect("it exists");
+    assert!(plan.choices.iter().all(|c| c.reason.contains("forced")));
+}

@@ -67,6 +67,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/combine/swiglu"),
     wgsl!("slot/elem/f16"),
     wgsl!("slot/elem/f32"),
+    wgsl!("slot/from/f16"),
+    wgsl!("slot/from/f32"),
     wgsl!("slot/gain/none"),
     wgsl!("slot/gain/vector"),
     wgsl!("slot/offset/none"),

@@ -46,6 +46,7 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/epilogue"),
     wgsl!("lib/index"),
     wgsl!("lib/reduce"),
+    wgsl!("lib/tiles"),
     wgsl!("slot/act/gelu"),
     wgsl!("slot/act/gelu_tanh"),
     wgsl!("slot/act/none"),

@@ -4,18 +4,25 @@ use crate::op::OpEntry;
 use crate::tensor::{DType, TensorType};
 
 mod act;
+mod batched_matmul;
 mod epilogue;
 mod math;
 mod matmul;
 mod softmax;
+mod tiles;
 
 pub use act::Act;
+pub use batched_matmul::BatchedMatmul;
 pub use epilogue::{Epilogue, Fused};
 pub use matmul::Matmul;
 pub use softmax::Softmax;
 
 /// Every operator, in the order of the documentation.
-pub const OPS: &[OpEntry] = &[OpEntry::of::<Matmul>("matmul"), OpEntry::of::<Softmax>("softmax")];
+pub const OPS: &[OpEntry] = &[
+    OpEntry::of::<BatchedMatmul>("batched_matmul"),
+    OpEntry::of::<Matmul>("matmul"),
+    OpEntry::of::<Softmax>("softmax"),
+];
 
 /// Activations are stored as `f32` or `f16`.
 fn is_activation(ty: &TensorType) -> bool {

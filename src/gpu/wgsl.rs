@@ -74,6 +74,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/offset/vector"),
     wgsl!("slot/place/same"),
     wgsl!("slot/place/strided"),
+    wgsl!("slot/mask/none"),
+    wgsl!("slot/mask/tensor"),
     wgsl!("slot/residual/add"),
     wgsl!("slot/residual/gated"),
     wgsl!("slot/residual/none"),

@@ -4,6 +4,7 @@ use crate::op::OpEntry;
 use crate::tensor::{DType, TensorType};
 
 mod act;
+mod attention;
 mod batched_matmul;
 mod binary;
 mod broadcast;
@@ -12,7 +13,7 @@ mod epilogue;
 mod gated_add;
 mod group_norm;
 mod layer_norm;
-mod math;
+pub(crate) mod math;
 mod matmul;
 mod modulate;
 mod parallel;
@@ -26,6 +27,8 @@ mod timestep_embedding;
 mod unary;
 
 pub use act::Act;
+pub(crate) use attention::MASKED;
+pub use attention::{Attend, Attention};
 pub use batched_matmul::BatchedMatmul;
 pub use binary::Binary;
 pub use embedding::Embedding;
@@ -45,6 +48,7 @@ pub use unary::Unary;
 
 /// Every operator, in the order of the documentation.
 pub const OPS: &[OpEntry] = &[
+    OpEntry::of::<Attend>("attention"),
     OpEntry::of::<BatchedMatmul>("batched_matmul"),
     OpEntry::of::<Binary>("binary"),
     OpEntry::of::<Embedding>("embedding"),

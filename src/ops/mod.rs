@@ -4,6 +4,8 @@ use crate::op::OpEntry;
 use crate::tensor::{DType, TensorType};
 
 mod act;
+mod attention;
+mod batched_matmul;
 mod binary;
 mod broadcast;
 mod cast;
@@ -13,7 +15,7 @@ mod epilogue;
 mod gated_add;
 mod group_norm;
 mod layer_norm;
-mod math;
+pub(crate) mod math;
 mod matmul;
 mod modulate;
 mod parallel;
@@ -26,11 +28,15 @@ mod slice;
 mod softmax;
 mod strided;
 mod swiglu;
+mod tiles;
 mod timestep_embedding;
 mod unary;
 mod upsample_nearest;
 
 pub use act::Act;
+pub(crate) use attention::MASKED;
+pub use attention::{Attend, Attention};
+pub use batched_matmul::BatchedMatmul;
 pub use binary::Binary;
 pub use cast::Cast;
 pub use concat::Concat;
@@ -55,6 +61,8 @@ pub use upsample_nearest::UpsampleNearest;
 
 /// Every operator, in the order of the documentation.
 pub const OPS: &[OpEntry] = &[
+    OpEntry::of::<Attend>("attention"),
+    OpEntry::of::<BatchedMatmul>("batched_matmul"),
     OpEntry::of::<Binary>("binary"),
     OpEntry::of::<Cast>("cast"),
     OpEntry::of::<Concat>("concat"),

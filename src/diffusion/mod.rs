@@ -2,7 +2,6 @@
 
 pub mod guidance;
 pub mod noise;
-pub mod pipeline;
 pub mod scheduler;
 
 pub use guidance::Guidance;

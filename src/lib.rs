@@ -55,6 +55,7 @@ pub mod gpu;
 pub mod graph;
 pub mod media;
 pub mod memory;
+pub mod models;
 pub mod op;
 pub mod ops;
 pub mod plan;

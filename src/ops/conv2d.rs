@@ -6,7 +6,7 @@ use super::{is_activation, is_weight};
 use crate::cpu::conv::{Sizes, conv};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
-use crate::gpu::wgsl::{KernelSpec, wgsl};
+use crate::gpu::wgsl::{KernelSpec, WgslFile, wgsl};
 use crate::graph::{Graph, Value};
 use crate::op::{Case, Cost, Launch, Op, Way};
 use crate::ops::Act;
@@ -135,15 +135,24 @@ impl Op for Convolve {
         let set = |kernel: KernelSpec, names: [&'static str; 2], values: [usize; 2]| {
             kernel.set(names[0], values[0] as u32).set(names[1], values[1] as u32)
         };
-        let kernel = KernelSpec::new(wgsl!("ops/conv2d"))
-            .elem(x.dtype)
-            .slot("weight", w.dtype.name());
-        let kernel = set(kernel, ["KH", "KW"], sizes.kernel);
-        let kernel = set(kernel, ["SY", "SX"], sizes.stride);
-        let kernel = set(kernel, ["TOP", "LEFT"], sizes.before);
-        let kernel = self.fused.fill(tiles.fill(kernel.set("ALONG_J", 1)));
-        let launch = Launch::new(kernel, &params, caps.grid(tiles.count())).inputs(2);
-        vec![Way::baseline(self.fused.bind(launch, 2))]
+        let kernel = |file: WgslFile| {
+            let kernel = KernelSpec::new(file).elem(x.dtype).slot("weight", w.dtype.name());
+            let kernel = set(kernel, ["KH", "KW"], sizes.kernel);
+            let kernel = set(kernel, ["SY", "SX"], sizes.stride);
+            self.fused.fill(set(kernel, ["TOP", "LEFT"], sizes.before))
+        };
+        let launch = |kernel, count| {
+            self.fused
+                .bind(Launch::new(kernel, &params, caps.grid(count)).inputs(2), 2)
+        };
+        let mut ways = Vec::new();
+        if caps.lanes() {
+            let count = filters.div_ceil(16) * (rows * cols).div_ceil(32) * x.shape[0];
+            ways.push(Way::single("lanes", launch(kernel(wgsl!("ops/conv2d_lanes")), count)));
+        }
+        let tiled = tiles.fill(kernel(wgsl!("ops/conv2d")).set("ALONG_J", 1));
+        ways.push(Way::baseline(launch(tiled, tiles.count())));
+        ways
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

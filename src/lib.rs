@@ -4,6 +4,7 @@ pub mod backend;
 pub mod checkpoint;
 pub mod cpu;
 pub mod diffusion;
+pub mod engine;
 pub mod error;
 pub mod gpu;
 pub mod graph;

@@ -79,6 +79,20 @@ impl Session {
         }
     }
 
+    /// Runs the graph `times` over on the inputs it has and reads nothing back: for benches.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn repeat(&mut self, times: u32) -> Result<()> {
+        match self {
+            Self::Gpu(session) => session.repeat(times),
+            Self::Cpu(session) => {
+                session.repeat(times);
+                Ok(())
+            }
+        }
+    }
+
     /// The plan it runs.
     pub fn plan(&self) -> &Plan {
         match self {

@@ -120,12 +120,12 @@ impl Graph {
 
     /// A value that is given before a run.
     pub fn input(&mut self, name: &str, ty: TensorType) -> Value {
-        self.add(ty, Source::Input(name.to_owned()))
+        self.define(ty, Source::Input(name.to_owned()))
     }
 
     /// A value known now. Its element type stays as it is.
     pub fn constant(&mut self, tensor: Tensor) -> Value {
-        self.add(tensor.ty.clone(), Source::Constant(Arc::new(tensor)))
+        self.define(tensor.ty.clone(), Source::Constant(Arc::new(tensor)))
     }
 
     /// A weight of exactly this shape, stored on the device as it is in the file (F32, F16 or BF16): matrices, filters, tables.
@@ -136,7 +136,7 @@ impl Graph {
         let (full, dtype) = self.look_up(weights, name, &shape.into())?;
         self.enter(weights);
         let shape = weights.info(name)?.shape.clone();
-        Ok(self.add(TensorType { dtype, shape }, Source::Weight(full)))
+        Ok(self.define(TensorType { dtype, shape }, Source::Weight(full)))
     }
 
     /// A small weight of `len` elements that is widened to `f32` when loaded: biases, scales of norms.
@@ -146,7 +146,7 @@ impl Graph {
     pub fn vector(&mut self, weights: &Weights, name: &str, len: usize) -> Result<Value> {
         let (full, _) = self.look_up(weights, name, &Shape::from([len]))?;
         self.enter(weights);
-        Ok(self.add(TensorType::new(DType::F32, [len]), Source::Weight(full)))
+        Ok(self.define(TensorType::new(DType::F32, [len]), Source::Weight(full)))
     }
 
     fn look_up(&self, weights: &Weights, name: &str, wanted: &Shape) -> Result<(String, DType)> {
@@ -181,7 +181,7 @@ impl Graph {
             node: self.path.clone(),
             ..e
         })?;
-        let output = self.add(ty, Source::Node(self.nodes.len()));
+        let output = self.define(ty, Source::Node(self.nodes.len()));
         self.nodes.push(Node {
             op,
             inputs: inputs.to_vec(),
@@ -205,7 +205,7 @@ impl Graph {
             });
         }
         let ty = TensorType { dtype: ty.dtype, shape };
-        Ok(self.add(ty, Source::Reshape(value)))
+        Ok(self.define(ty, Source::Reshape(value)))
     }
 
     /// Names a result of the graph.
@@ -220,7 +220,7 @@ impl Graph {
         }
     }
 
-    fn add(&mut self, ty: TensorType, source: Source) -> Value {
+    fn define(&mut self, ty: TensorType, source: Source) -> Value {
         self.types.push(ty);
         self.sources.push(source);
         Value(self.types.len() - 1)

@@ -90,6 +90,22 @@ impl CpuSession {
             let index = find_input(&self.plan, name, tensor)?;
             self.inputs[index].data.clone_from(&tensor.data);
         }
+        self.compute();
+        let outputs = self.plan.outputs.iter().map(|output| Tensor {
+            ty: output.ty.clone(),
+            data: self.view(output.place, &output.ty).data.to_vec(),
+        });
+        Ok(outputs.collect())
+    }
+
+    /// Runs the graph `times` over on the inputs it has: for benches.
+    pub fn repeat(&mut self, times: u32) {
+        for _ in 0..times {
+            self.compute();
+        }
+    }
+
+    fn compute(&mut self) {
         for i in 0..self.nodes.len() {
             let node = &self.nodes[i];
             let mut output = std::mem::take(&mut self.buffers[node.output]);
@@ -100,11 +116,6 @@ impl CpuSession {
             let index = node.output;
             self.buffers[index] = output;
         }
-        let outputs = self.plan.outputs.iter().map(|output| Tensor {
-            ty: output.ty.clone(),
-            data: self.view(output.place, &output.ty).data.to_vec(),
-        });
-        Ok(outputs.collect())
     }
 
     /// The plan it runs.

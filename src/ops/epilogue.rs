@@ -193,6 +193,25 @@ impl FusedValues<'_> {
         self.add_residual(sums, first);
     }
 
+    /// Finishes a whole output of sums in rows, on all threads.
+    pub(crate) fn finish_all_rows(&self, sums: &mut [f32], channels: usize) {
+        if self.bias.is_none() && self.act == Act::None && self.residual.is_none() && self.gate.is_none() {
+            return;
+        }
+        // Enough rows at a time that handing them out costs little.
+        let block = 8192usize.div_ceil(channels) * channels;
+        #[cfg(feature = "native")]
+        {
+            use rayon::prelude::*;
+            let blocks = sums.par_chunks_mut(block).enumerate();
+            blocks.for_each(|(i, rows)| self.finish_rows(rows, channels, i * block));
+        }
+        #[cfg(not(feature = "native"))]
+        for (i, rows) in sums.chunks_mut(block).enumerate() {
+            self.finish_rows(rows, channels, i * block);
+        }
+    }
+
     /// Finishes sums of one channel that lie together, such as a plane of a picture. `first` is the index of the first in the
     /// output.
     pub(crate) fn finish_plane(&self, sums: &mut [f32], channel: usize, first: usize) {

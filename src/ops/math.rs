@@ -11,7 +11,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let shifted = x * std::f32::consts::LOG2_E + MAGIC;
     let n = shifted - MAGIC;
     // ln 2 in two parts; the first has few enough bits that its product with n is exact.
-    let r = (x - n * 0.693_359_375) + n * 2.121_944_4e-4;
+    let r = (x - n * (355.0 / 512.0)) + n * 2.121_944_4e-4;
     // Taylor terms: |r| <= ln 2 / 2, so the next one is below 2^-27.
     let p = 1.0 / 5040.0;
     let p = p * r + 1.0 / 720.0;

@@ -86,6 +86,16 @@ impl Bytes {
         self.weights + self.session()
     }
 
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            weights: self.weights + other.weights,
+            activations: self.activations + other.activations,
+            inputs: self.inputs + other.inputs,
+            transfer: self.transfer + other.transfer,
+        }
+    }
+
     /// All but the weights, which sessions of one model share.
     pub fn session(&self) -> u64 {
         self.activations + self.inputs + self.transfer

@@ -1,6 +1,6 @@
 //! What several test files share.
 
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
 use rotile::gpu::{AdapterChoice, Gpu};
 use rotile::op::Tolerance;

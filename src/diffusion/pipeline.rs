@@ -1,0 +1,405 @@
+//! The Z-Image pipeline: prompt to embeddings to latent to picture, as sessions on one device.
+
+use super::scheduler::Scheduler;
+use crate::backend::{Device, Session};
+use crate::checkpoint::{Checkpoint, Weights};
+use crate::error::{CheckpointError, Error, Result};
+use crate::graph::Graph;
+use crate::models::{Model, autoencoder_kl, qwen3, z_image};
+use crate::plan::{Plan, Policy};
+use crate::tensor::{DType, Tensor, TensorType};
+use crate::text::{Tokenizer, Tokens, prompt};
+use std::sync::Arc;
+
+/// What makes up a pipeline, opened but not on a device.
+#[derive(Debug)]
+pub struct Parts {
+    /// Qwen3.
+    pub text_encoder: Arc<Checkpoint>,
+    /// The denoiser.
+    pub transformer: Arc<Checkpoint>,
+    /// The autoencoder.
+    pub vae: Arc<Checkpoint>,
+    /// `tokenizer.json`.
+    pub tokenizer: Tokenizer,
+    /// Scheduler with its settings.
+    pub scheduler: Scheduler,
+}
+
+/// Sessions that are kept for the next picture.
+const KEPT: usize = 8;
+
+/// A task that needs a session of its own: the part and all sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Token ids `[tokens]` to prompt embeddings.
+    Text {
+        /// Tokens of the prompt, template included.
+        tokens: usize,
+    },
+    /// Prompt embeddings to the tokens that the denoiser sees.
+    Caption {
+        /// Tokens of the prompt.
+        tokens: usize,
+    },
+    /// A latent to the model's output, once a step.
+    Denoise {
+        /// Tokens of the prompt, padded.
+        tokens: usize,
+        /// Rows of the latent.
+        height: usize,
+        /// Columns of the latent.
+        width: usize,
+    },
+    /// A latent to a picture.
+    Decode {
+        /// Rows of the latent.
+        height: usize,
+        /// Columns of the latent.
+        width: usize,
+    },
+    /// A picture to a latent.
+    Encode {
+        /// Rows of the latent.
+        height: usize,
+        /// Columns of the latent.
+        width: usize,
+    },
+}
+
+/// A pipeline on a device.
+#[derive(Debug)]
+pub struct Pipeline {
+    device: Device,
+    dtype: DType,
+    policy: Policy,
+    tokenizer: Tokenizer,
+    scheduler: Scheduler,
+    models: Models,
+    sessions: Vec<(Task, Session)>,
+}
+
+/// The three models with their sizes and weights.
+#[derive(Debug)]
+pub struct Models {
+    /// Text encoder.
+    pub text: (qwen3::Config, Weights),
+    /// Denoiser.
+    pub transformer: (z_image::Config, Weights),
+    /// Autoencoder.
+    pub vae: (autoencoder_kl::Config, Weights),
+}
+
+impl Models {
+    /// Reads the sizes of each part and checks that the parts fit each other.
+    ///
+    /// # Errors
+    /// If a part is another model than its place needs, or sizes do not fit.
+    pub fn read(parts: &Parts) -> Result<Self> {
+        let weights = |checkpoint: &Arc<Checkpoint>| Weights::new(checkpoint.clone());
+        let models = Self {
+            text: match Model::read(&parts.text_encoder)? {
+                Model::Qwen3(config) => (config, weights(&parts.text_encoder)),
+                other => return Err(misplaced(&parts.text_encoder, "text encoder", &other)),
+            },
+            transformer: match Model::read(&parts.transformer)? {
+                Model::ZImage(config) => (config, weights(&parts.transformer)),
+                other => return Err(misplaced(&parts.transformer, "transformer", &other)),
+            },
+            vae: match Model::read(&parts.vae)? {
+                Model::AutoencoderKl(config) => (config, weights(&parts.vae)),
+                other => return Err(misplaced(&parts.vae, "VAE", &other)),
+            },
+        };
+        let (text, dit, vae) = (&models.text.0, &models.transformer.0, &models.vae.0);
+        if text.hidden != dit.caption_dim {
+            return Err(Error::Request(format!(
+                "the parts do not fit: the text encoder gives {} values a token, the transformer takes {}",
+                text.hidden, dit.caption_dim
+            )));
+        }
+        if vae.latent_channels != dit.channels {
+            return Err(Error::Request(format!(
+                "the parts do not fit: the VAE has {} latent channels, the transformer {}",
+                vae.latent_channels, dit.channels
+            )));
+        }
+        Ok(models)
+    }
+
+    /// The graph of a task, with activations stored as `dtype`, and the weights it names.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape, or the model has too few positions for the sizes.
+    pub fn graph(&self, task: Task, dtype: DType) -> Result<(Graph, &Weights)> {
+        let mut g = Graph::new(dtype);
+        let f32 = |shape: &[usize]| TensorType::new(DType::F32, shape);
+        match task {
+            Task::Text { tokens } => {
+                let (config, weights) = &self.text;
+                let ids = g.input("ids", TensorType::new(DType::U32, [tokens]));
+                let embeddings = qwen3::encoder(&mut g, weights, config, ids)?;
+                g.output("embeddings", embeddings);
+                Ok((g, weights))
+            }
+            Task::Caption { tokens } => {
+                let (config, weights) = &self.transformer;
+                let embeddings = g.input("embeddings", f32(&[tokens, config.caption_dim]));
+                let caption = z_image::refined_caption(&mut g, weights, config, embeddings)?;
+                g.output("caption", caption);
+                Ok((g, weights))
+            }
+            Task::Denoise { tokens, height, width } => {
+                let (config, weights) = &self.transformer;
+                let latent = g.input("latent", f32(&[config.channels, height, width]));
+                let time = g.input("time", f32(&[1]));
+                let caption = g.input("caption", TensorType::new(dtype, [tokens, config.dim]));
+                let output = z_image::denoiser(&mut g, weights, config, latent, time, caption, tokens)?;
+                g.output("output", output);
+                Ok((g, weights))
+            }
+            Task::Decode { height, width } => {
+                let (config, weights) = &self.vae;
+                let latent = g.input("latent", f32(&[1, config.latent_channels, height, width]));
+                let latent = autoencoder_kl::unscale(&mut g, config, latent)?;
+                let picture = autoencoder_kl::decoder(&mut g, weights, config, latent)?;
+                // From -1..1 to 0..1 as diffusers' image processor; the host clamps, after it has looked for NaN.
+                let picture = g.scale(picture, 0.5, 0.5)?;
+                g.output("picture", picture);
+                Ok((g, weights))
+            }
+            Task::Encode { height, width } => {
+                let (config, weights) = &self.vae;
+                let factor = config.factor();
+                let size = [1, config.image_channels, height * factor, width * factor];
+                let picture = g.input("picture", f32(&size));
+                let picture = g.scale(picture, 2.0, -1.0)?;
+                let (mean, _) = autoencoder_kl::encoder(&mut g, weights, config, picture)?;
+                let latent = autoencoder_kl::rescale(&mut g, config, mean)?;
+                g.output("latent", latent);
+                Ok((g, weights))
+            }
+        }
+    }
+}
+
+fn misplaced(checkpoint: &Checkpoint, place: &str, found: &Model) -> Error {
+    CheckpointError::UnknownModel {
+        file: checkpoint.name().to_owned(),
+        reason: format!("it is given as the {place}, but it holds a {}", found.entry().name),
+    }
+    .into()
+}
+
+impl Pipeline {
+    /// Puts the parts on a device. Weights follow when the first session needs them.
+    ///
+    /// # Errors
+    /// As [`Models::read`].
+    pub fn new(parts: Parts, device: Device, dtype: DType, policy: Policy) -> Result<Self> {
+        Ok(Self {
+            models: Models::read(&parts)?,
+            device,
+            dtype,
+            policy,
+            tokenizer: parts.tokenizer,
+            scheduler: parts.scheduler,
+            sessions: Vec::new(),
+        })
+    }
+
+    /// The models and their sizes.
+    pub fn models(&self) -> &Models {
+        &self.models
+    }
+
+    /// The scheduler.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Storage of activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Picture pixels per latent pixel, and the multiple that picture sizes must have.
+    pub fn factors(&self) -> (usize, usize) {
+        let factor = self.models.vae.0.factor();
+        (factor, factor * z_image::PATCH)
+    }
+
+    /// Sessions that are ready, with their tasks.
+    pub fn sessions(&self) -> impl Iterator<Item = (Task, &Session)> {
+        self.sessions.iter().map(|(task, session)| (*task, session))
+    }
+
+    /// The plan of a task: nothing is allocated.
+    ///
+    /// # Errors
+    /// If the task does not fit the model or the device.
+    pub fn plan(&self, task: Task) -> Result<Plan> {
+        let (graph, _) = self.models.graph(task, self.dtype)?;
+        self.device.plan(&graph, &self.policy)
+    }
+
+    /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.
+    ///
+    /// # Errors
+    /// If the task does not fit the model or the device, or a weight cannot be loaded.
+    pub async fn prepare(&mut self, task: Task) -> Result<&mut Session> {
+        let ready = self.sessions.iter().position(|(t, _)| *t == task);
+        let entry = match ready {
+            Some(index) => self.sessions.remove(index),
+            None => {
+                if self.sessions.len() >= KEPT {
+                    self.sessions.remove(0);
+                }
+                let (graph, weights) = self.models.graph(task, self.dtype)?;
+                tracing::debug!(?task, nodes = graph.nodes().len(), "prepare");
+                (task, self.device.prepare(&graph, weights, &self.policy).await?)
+            }
+        };
+        // The latest is last, so that the first is the one to go.
+        self.sessions.push(entry);
+        let last = self.sessions.len() - 1;
+        Ok(&mut self.sessions[last].1)
+    }
+
+    /// Frees every session and the weights that only they held.
+    pub fn release(&mut self) {
+        self.sessions.clear();
+    }
+
+    /// Runs a task with one result.
+    ///
+    /// # Errors
+    /// As [`Pipeline::prepare`], or if the device fails.
+    pub async fn run(&mut self, task: Task, inputs: &[(&str, &Tensor)]) -> Result<Tensor> {
+        let outputs = self.prepare(task).await?.run(inputs).await?;
+        outputs
+            .into_iter()
+            .next()
+            .ok_or_else(|| Error::Request(format!("{task:?} has no result")))
+    }
+
+    /// A prompt as token ids, in the chat template.
+    ///
+    /// # Errors
+    /// If the tokenizer fails or gives ids that the text encoder does not have.
+    pub fn tokens(&self, text: &str) -> Result<Tokens> {
+        let tokens = prompt::z_image(&self.tokenizer, text)?;
+        tokens.check(self.models.text.0.vocabulary)?;
+        Ok(tokens)
+    }
+
+    /// Token ids to prompt embeddings `[tokens, dim]` in `f32`.
+    ///
+    /// # Errors
+    /// If the device fails or the embeddings are not finite.
+    pub async fn embed(&mut self, tokens: &Tokens) -> Result<Tensor> {
+        let ids = Tensor::ids([tokens.ids.len()], &tokens.ids);
+        let task = Task::Text {
+            tokens: tokens.ids.len(),
+        };
+        let embeddings = self.run(task, &[("ids", &ids)]).await?;
+        self.finite(&embeddings, || "text embedding".into())?;
+        Ok(embeddings)
+    }
+
+    /// Prompt embeddings to what the denoiser sees in every step.
+    ///
+    /// # Errors
+    /// If the device fails or the result is not finite.
+    pub async fn caption(&mut self, embeddings: &Tensor) -> Result<Tensor> {
+        let task = Task::Caption {
+            tokens: embeddings.ty.shape[0],
+        };
+        let caption = self.run(task, &[("embeddings", embeddings)]).await?;
+        self.finite(&caption, || "text embedding, refined".into())?;
+        Ok(caption)
+    }
+
+    /// The model's output for a latent `[c, h, w]`; the caller negates it.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub async fn denoise(&mut self, latent: &Tensor, time: f32, caption: &Tensor) -> Result<Tensor> {
+        let task = denoise_task(caption, &latent.ty.shape);
+        let time = Tensor::new([1], vec![time]);
+        self.run(task, &[("latent", latent), ("time", &time), ("caption", caption)])
+            .await
+    }
+
+    /// A latent `[1, c, h, w]` to a picture `[1, 3, f h, f w]`, nominally in 0..=1 but not clamped.
+    ///
+    /// # Errors
+    /// If the device fails or the picture is not finite.
+    pub async fn decode(&mut self, latent: &Tensor) -> Result<Tensor> {
+        let &[1, _, height, width] = &latent.ty.shape[..] else {
+            return Err(Error::Request(format!(
+                "a latent has shape [1, c, h, w], not {}",
+                latent.ty.shape
+            )));
+        };
+        let picture = self.run(Task::Decode { height, width }, &[("latent", latent)]).await?;
+        self.finite(&picture, || "picture".into())?;
+        Ok(picture)
+    }
+
+    /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, scaled as the transformer takes it.
+    ///
+    /// # Errors
+    /// If the device fails or the latent is not finite.
+    pub async fn encode(&mut self, picture: &Tensor) -> Result<Tensor> {
+        let (factor, _) = self.factors();
+        let &[1, _, height, width] = &picture.ty.shape[..] else {
+            return Err(Error::Request(format!(
+                "a picture has shape [1, 3, h, w], not {}",
+                picture.ty.shape
+            )));
+        };
+        let task = Task::Encode {
+            height: height / factor,
+            width: width / factor,
+        };
+        let latent = self.run(task, &[("picture", picture)]).await?;
+        self.finite(&latent, || "latent of the picture".into())?;
+        Ok(latent)
+    }
+
+    /// Refuses a result with a NaN or infinity. `stage` names where it came from.
+    ///
+    /// # Errors
+    /// If there is one.
+    pub fn finite(&self, tensor: &Tensor, stage: impl Fn() -> String) -> Result<()> {
+        let Some(index) = tensor.first_non_finite() else {
+            return Ok(());
+        };
+        let remedy = match self.dtype {
+            DType::F16 => "Half precision may have overflowed: use --dtype f32",
+            _ => "The weights or the driver are at fault: try --device cpu",
+        };
+        Err(Error::NonFinite {
+            stage: stage(),
+            count: tensor.data.iter().filter(|v| !v.is_finite()).count(),
+            total: tensor.data.len(),
+            index,
+            remedy: remedy.into(),
+        })
+    }
+}
+
+/// The denoising task for a refined caption and a latent `[c, h, w]`.
+pub fn denoise_task(caption: &Tensor, latent: &[usize]) -> Task {
+    Task::Denoise {
+        tokens: caption.ty.shape[0],
+        height: latent[latent.len() - 2],
+        width: latent[latent.len() - 1],
+    }
+}

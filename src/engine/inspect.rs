@@ -1,0 +1,239 @@
+use crate::checkpoint::{Checkpoint, Weights};
+use crate::error::{Error, Result};
+use crate::gpu::Caps;
+use crate::graph::{Graph, Source};
+use crate::models::{Model, autoencoder_kl, qwen3, z_image};
+use crate::plan::{Plan, Policy};
+use crate::tensor::{DType, TensorType};
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What a checkpoint holds, what it is, and what it needs on a device.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// File.
+    pub file: String,
+    /// Model, as in the model table.
+    pub model: &'static str,
+    /// Terms of the published weights.
+    pub licence: &'static str,
+    /// Sizes, from shapes and `config.json`.
+    pub config: String,
+    /// Every tensor.
+    pub tensors: Vec<TensorLine>,
+    /// Bytes of weights in the file.
+    pub file_bytes: u64,
+    /// Memory of each task.
+    pub plans: Vec<PlanLine>,
+}
+
+/// A tensor of the file.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorLine {
+    /// Name in the layout that models use.
+    pub name: String,
+    /// Element type in the file.
+    pub dtype: String,
+    /// Extents.
+    pub shape: Vec<usize>,
+    /// What becomes of it.
+    pub status: Status,
+}
+
+/// What becomes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// A graph of the model uses it.
+    Mapped,
+    /// It belongs to the model, but this pipeline never runs it.
+    NotRun,
+    /// The model knows nothing of it.
+    Unknown,
+}
+
+impl Status {
+    /// Words for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mapped => "mapped",
+            Self::NotRun => "mapped, not run",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Memory of a task at a picture size.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlanLine {
+    /// Task, with the size.
+    pub task: String,
+    /// Bytes of weights on the device.
+    pub weights: u64,
+    /// Bytes of shared activation buffers.
+    pub activations: u64,
+    /// Bytes of inputs and constants.
+    pub inputs: u64,
+    /// Bytes of parameters and read-back.
+    pub transfer: u64,
+    /// All of it: the peak of the task.
+    pub peak: u64,
+    /// Number of activation buffers.
+    pub buffers: usize,
+    /// Activations without sharing of buffers.
+    pub unshared: u64,
+    /// Operations of one run.
+    pub gflop: f64,
+    /// Why the plan does not run on the device as it is, if it does not.
+    pub refused: Option<String>,
+}
+
+impl Inspection {
+    /// Looks at a checkpoint; plans are for pictures of `width` by `height` on an adapter with `caps`.
+    ///
+    /// # Errors
+    /// If it is no known model, or a tensor is missing or has another shape.
+    pub fn of(checkpoint: &Arc<Checkpoint>, width: usize, height: usize, caps: &Caps) -> Result<Self> {
+        let model = Model::read(checkpoint)?;
+        let weights = Weights::new(checkpoint.clone());
+        // Small and ragged sizes use every tensor, the padding tokens too.
+        let mut used = BTreeSet::new();
+        for graph in graphs(&model, &weights, 2, 2, 1, DType::F32)? {
+            used.extend(graph.1.values().filter_map(|v| match graph.1.source(v) {
+                Source::Weight(name) => Some(name.clone()),
+                _ => None,
+            }));
+        }
+        let status = |name: &str| match name {
+            name if used.contains(name) => Status::Mapped,
+            name if not_run(&model, name) => Status::NotRun,
+            _ => Status::Unknown,
+        };
+        let line = |info: &crate::checkpoint::TensorInfo| TensorLine {
+            name: info.name.clone(),
+            dtype: format!("{:?}", info.dtype),
+            shape: info.shape.to_vec(),
+            status: status(&info.name),
+        };
+        let factor = match &model {
+            Model::AutoencoderKl(config) => config.factor(),
+            _ => 8,
+        };
+        let tasks = graphs(&model, &weights, height / factor, width / factor, 512, DType::F32)?;
+        Ok(Self {
+            file: checkpoint.name().to_owned(),
+            model: model.entry().name,
+            licence: model.entry().licence,
+            config: config(&model),
+            tensors: checkpoint.tensors().map(line).collect(),
+            file_bytes: checkpoint.tensors().map(|info| info.byte_len() as u64).sum(),
+            plans: tasks.iter().map(|(task, graph)| plan(task, graph, caps)).collect::<Result<_>>()?,
+        })
+    }
+}
+
+fn config(model: &Model) -> String {
+    match model {
+        Model::Qwen3(config) => format!("{config:?}"),
+        Model::ZImage(config) => format!("{config:?}"),
+        Model::AutoencoderKl(config) => format!("{config:?}"),
+    }
+}
+
+fn plan(task: &str, graph: &Graph, caps: &Caps) -> Result<PlanLine> {
+    let policy = Policy::default();
+    let (plan, refused) = match Plan::gpu(graph, caps, &policy) {
+        Ok(plan) => (plan, None),
+        Err(error) => {
+            let unlimited = Caps {
+                max_binding: u64::MAX,
+                max_buffer: u64::MAX,
+                ..caps.clone()
+            };
+            (Plan::gpu(graph, &unlimited, &policy).map_err(Error::from)?, Some(error.to_string()))
+        }
+    };
+    let bytes = plan.gpu_bytes();
+    let results = plan.nodes.iter().map(|&n| graph.ty(graph.nodes()[n].output).byte_len() as u64);
+    Ok(PlanLine {
+        task: task.to_owned(),
+        weights: bytes.weights,
+        activations: bytes.activations,
+        inputs: bytes.inputs,
+        transfer: bytes.transfer,
+        peak: bytes.total(),
+        buffers: plan.buffers.len(),
+        unshared: results.sum(),
+        gflop: plan.cost.flops / 1e9,
+        refused,
+    })
+}
+
+/// Tensors that the pipeline knows and leaves alone: it takes the text encoder's last hidden state but one.
+fn not_run(model: &Model, name: &str) -> bool {
+    match model {
+        Model::Qwen3(config) => {
+            let last = format!("layers.{}.", config.layers.saturating_sub(1));
+            name.starts_with(&last) || name == "norm.weight" || name == "lm_head.weight"
+        }
+        _ => false,
+    }
+}
+
+/// The graphs of a model, for a latent of `height` by `width` and a prompt of `tokens` tokens.
+fn graphs(
+    model: &Model,
+    w: &Weights,
+    height: usize,
+    width: usize,
+    tokens: usize,
+    dtype: DType,
+) -> Result<Vec<(String, Graph)>> {
+    let f32 = |shape: &[usize]| TensorType::new(DType::F32, shape);
+    let mut list = Vec::new();
+    let mut add = |name: String, build: &dyn Fn(&mut Graph) -> Result<()>| {
+        let mut g = Graph::new(dtype);
+        build(&mut g)?;
+        list.push((name, g));
+        Ok::<_, Error>(())
+    };
+    let size = format!("{height}x{width} latent");
+    match model {
+        Model::Qwen3(config) => add(format!("text, {tokens} tokens"), &|g| {
+            let ids = g.input("ids", TensorType::new(DType::U32, [tokens]));
+            let embeddings = qwen3::encoder(g, w, config, ids)?;
+            g.output("embeddings", embeddings);
+            Ok(())
+        })?,
+        Model::ZImage(config) => add(format!("one step, {size}, {tokens} tokens"), &|g| {
+            let latent = g.input("latent", f32(&[config.channels, height, width]));
+            let time = g.input("time", f32(&[1]));
+            let caption = g.input("caption", f32(&[tokens, config.caption_dim]));
+            let output = z_image::transformer(g, w, config, latent, time, caption)?;
+            g.output("output", output);
+            Ok(())
+        })?,
+        Model::AutoencoderKl(config) => {
+            if config.decoder.is_some() {
+                add(format!("decode, {size}"), &|g| {
+                    let latent = g.input("latent", f32(&[1, config.latent_channels, height, width]));
+                    let picture = autoencoder_kl::decoder(g, w, config, latent)?;
+                    g.output("picture", picture);
+                    Ok(())
+                })?;
+            }
+            if config.encoder.is_some() {
+                add(format!("encode, {size}"), &|g| {
+                    let factor = config.factor();
+                    let picture = g.input("picture", f32(&[1, config.image_channels, height * factor, width * factor]));
+                    let (mean, variance) = autoencoder_kl::encoder(g, w, config, picture)?;
+                    g.output("mean", mean);
+                    g.output("variance", variance);
+                    Ok(())
+                })?;
+            }
+        }
+    }
+    Ok(list)
+}

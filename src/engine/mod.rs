@@ -1,0 +1,386 @@
+//! What an app holds: an [`Engine`] makes pictures from [`Request`]s.
+
+mod inspect;
+mod load;
+mod request;
+
+pub use inspect::{Inspection, PlanLine, Status, TensorLine};
+#[cfg(feature = "native")]
+pub use load::Files;
+pub use load::{Defaults, Source};
+pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage};
+
+use crate::backend::Device;
+use crate::cpu::Cpu;
+use crate::diffusion::Guidance;
+use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
+use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
+use crate::error::{Error, GpuError, Result};
+use crate::gpu::{AdapterChoice, Gpu};
+use crate::media::Image;
+use crate::models::z_image;
+use crate::plan::{Bytes, Choice, Policy};
+use crate::tensor::{DType, Tensor};
+use std::collections::BTreeSet;
+
+/// A model on a device, ready to make pictures. Dropping it frees everything.
+#[derive(Debug)]
+pub struct Engine {
+    pipeline: Pipeline,
+    defaults: Defaults,
+    name: String,
+    device_note: String,
+}
+
+/// Sizes and steps of a run, with the model's defaults filled in.
+struct Settings {
+    width: u32,
+    height: u32,
+    steps: u32,
+    guidance: Guidance,
+}
+
+impl Engine {
+    /// Puts a model on a device.
+    ///
+    /// # Errors
+    /// If the parts are not a pipeline, or the device cannot be opened.
+    pub async fn new(source: Source, options: &Options) -> Result<Self> {
+        let (device, device_note) = open(&options.device).await?;
+        let dtype = options.dtype.unwrap_or(DType::F32);
+        if !device.dtypes().contains(&dtype) {
+            let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();
+            return Err(Error::Request(format!(
+                "{} stores activations as {}, not {dtype}",
+                device.name(),
+                known.join(" or ")
+            )));
+        }
+        let policy = Policy {
+            forced: options.kernels.clone(),
+        };
+        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?;
+        Ok(Self {
+            defaults: source.defaults.for_vae(&pipeline.models().vae),
+            pipeline,
+            name: source.name,
+            device_note,
+        })
+    }
+
+    /// The small model that is compiled into the crate.
+    ///
+    /// # Errors
+    /// If the device cannot be opened.
+    #[cfg(feature = "scenes-tiny")]
+    pub async fn embedded(options: &Options) -> Result<Self> {
+        Self::new(Source::embedded()?, options).await
+    }
+
+    /// A model from a diffusers folder.
+    ///
+    /// # Errors
+    /// If a file is missing or unusable, or the device cannot be opened.
+    #[cfg(feature = "native")]
+    pub async fn load(path: impl AsRef<std::path::Path>, options: &Options) -> Result<Self> {
+        Self::new(Source::open(&Files::folder(path))?, options).await
+    }
+
+    /// Makes the pictures of a request. `on` hears of progress; `cancel` stops it within one step.
+    ///
+    /// # Errors
+    /// If the request does not fit the model or the device, a result is not finite, or it was cancelled.
+    pub async fn generate(
+        &mut self,
+        request: &Request,
+        mut on: impl FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Vec<Picture>> {
+        let settings = self.settings(request)?;
+        let (factor, _) = self.pipeline.factors();
+        let (height, width) = (settings.height as usize / factor, settings.width as usize / factor);
+        let channels = self.pipeline.models().transformer.0.channels;
+        let schedule = self.schedule(request, &settings, height * width)?;
+        for note in self.notes(&settings) {
+            on(Event::Note(note));
+        }
+
+        // Everything is planned, compiled and allocated before the first step, the decoder too: nothing can fail for want of
+        // room after the last one.
+        on(Event::Stage(Stage::Prepare));
+        self.pipeline.prepare(Task::Decode { height, width }).await?;
+        proceed(cancel)?;
+        on(Event::Stage(Stage::Text));
+        let positive = self.caption(&request.prompt, &mut on).await?;
+        let negative = match settings.guidance.is_on() {
+            true => Some(self.caption(&request.negative_prompt, &mut on).await?),
+            false => None,
+        };
+        for caption in [Some(&positive), negative.as_ref()].into_iter().flatten() {
+            self.pipeline.prepare(denoise_task(caption, &[height, width])).await?;
+        }
+        proceed(cancel)?;
+
+        let start = match &request.init_image {
+            Some(image) => {
+                on(Event::Stage(Stage::Encode));
+                Some(self.encode(&image.resize(settings.width, settings.height)).await?)
+            }
+            None => None,
+        };
+        let mut pictures = Vec::new();
+        for index in 0..request.batch {
+            let seed = request.seed.wrapping_add(u64::from(index));
+            let mut noise = request.rng.start(seed).normal(channels * height * width);
+            if let Some(start) = &start {
+                schedule.noised(&mut noise, &start.data);
+            }
+            let mut latent = Tensor::new([channels, height, width], noise);
+            on(Event::Stage(Stage::Denoise));
+            for step in 0..schedule.steps() {
+                proceed(cancel)?;
+                let guidance = &settings.guidance;
+                let output = self.predict(&latent, schedule.timesteps[step], &positive, negative.as_ref(), guidance);
+                schedule.step(step, &mut latent.data, &output.await?);
+                let of = schedule.steps() as u32;
+                self.pipeline.finite(&latent, || format!("latent after step {} of {of}", step + 1))?;
+                on(Event::Step {
+                    step: step as u32 + 1,
+                    of,
+                    picture: index + 1,
+                    of_pictures: request.batch,
+                    latent: latent.clone(),
+                });
+            }
+            proceed(cancel)?;
+            on(Event::Stage(Stage::Decode));
+            let latent = Tensor::new([1, channels, height, width], latent.data);
+            pictures.push(Picture {
+                image: self.decode(&latent).await?,
+                seed,
+                settings: self.describe_run(request, &settings, seed),
+                latent,
+            });
+        }
+        Ok(pictures)
+    }
+
+    /// As [`Engine::generate`], for callers that are not async.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`].
+    #[cfg(feature = "native")]
+    pub fn generate_blocking(
+        &mut self,
+        request: &Request,
+        on: impl FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Vec<Picture>> {
+        pollster::block_on(self.generate(request, on, cancel))
+    }
+
+    /// A latent `[1, c, h, w]` to a picture.
+    ///
+    /// # Errors
+    /// If the latent is no such tensor, the device fails, or the picture is not finite.
+    pub async fn decode(&mut self, latent: &Tensor) -> Result<Image> {
+        let channels = self.pipeline.models().vae.0.latent_channels;
+        if latent.ty.shape.len() != 4 || latent.ty.shape[..2] != [1, channels] {
+            return Err(Error::Request(format!(
+                "a latent of this model has shape [1, {channels}, h, w], not {}",
+                latent.ty.shape
+            )));
+        }
+        let mut picture = self.pipeline.decode(latent).await?;
+        picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
+        Image::from_tensor(&picture)
+    }
+
+    /// A picture to its latent `[1, c, h, w]`, scaled as [`Engine::decode`] takes it.
+    ///
+    /// # Errors
+    /// If the size is no multiple of the VAE's factor, the device fails, or the latent is not finite.
+    pub async fn encode(&mut self, image: &Image) -> Result<Tensor> {
+        let (factor, _) = self.pipeline.factors();
+        check_multiple("width", image.width(), factor)?;
+        check_multiple("height", image.height(), factor)?;
+        self.pipeline.encode(&image.to_tensor()).await
+    }
+
+    /// Name of the model.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name of the device, and why it was taken.
+    pub fn device(&self) -> (String, &str) {
+        (self.pipeline.device().name(), &self.device_note)
+    }
+
+    /// What a request leaves out is taken from here.
+    pub fn defaults(&self) -> &Defaults {
+        &self.defaults
+    }
+
+    /// The pipeline below, for those who want single stages.
+    pub fn pipeline(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+
+    /// Which way each operator runs in the sessions that are ready, and why.
+    pub fn choices(&self) -> BTreeSet<Choice> {
+        self.pipeline.sessions().flat_map(|(_, session)| session.plan().choices.clone()).collect()
+    }
+
+    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once in neither.
+    pub fn bytes(&self) -> (Bytes, Bytes) {
+        let sum = |all: Vec<Bytes>| all.into_iter().fold(Bytes::default(), Bytes::plus);
+        let sessions = || self.pipeline.sessions().map(|(_, session)| session);
+        (sum(sessions().map(|s| s.planned()).collect()), sum(sessions().map(|s| s.allocated()).collect()))
+    }
+
+    async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
+        let tokens = self.pipeline.tokens(prompt)?;
+        if let Some(note) = tokens.note() {
+            on(Event::Note(note));
+        }
+        let embeddings = self.pipeline.embed(&tokens).await?;
+        self.pipeline.caption(&embeddings).await
+    }
+
+    /// What the scheduler is given: the negated and guided output of the model.
+    async fn predict(
+        &mut self,
+        latent: &Tensor,
+        timestep: f32,
+        positive: &Tensor,
+        negative: Option<&Tensor>,
+        guidance: &Guidance,
+    ) -> Result<Vec<f32>> {
+        let time = (1000.0 - timestep) / 1000.0;
+        let mut output = self.pipeline.denoise(latent, time, positive).await?.data;
+        let scale = guidance.scale_at(time);
+        if let (Some(negative), true) = (negative, scale > 0.0) {
+            let other = self.pipeline.denoise(latent, time, negative).await?.data;
+            guidance.apply(scale, &mut output, &other);
+        }
+        output.iter_mut().for_each(|v| *v = -*v);
+        Ok(output)
+    }
+
+    fn settings(&self, request: &Request) -> Result<Settings> {
+        let (_, multiple) = self.pipeline.factors();
+        let defaults = &self.defaults;
+        let settings = Settings {
+            width: request.width.unwrap_or(defaults.width),
+            height: request.height.unwrap_or(defaults.height),
+            steps: request.steps.unwrap_or(defaults.steps),
+            guidance: Guidance::new(request.guidance.unwrap_or(defaults.guidance)),
+        };
+        check_multiple("width", settings.width, multiple)?;
+        check_multiple("height", settings.height, multiple)?;
+        if request.batch == 0 {
+            return Err(Error::Request("a batch has at least 1 picture".into()));
+        }
+        if !settings.guidance.scale.is_finite() || settings.guidance.scale < 0.0 {
+            return Err(Error::Request(format!(
+                "guidance must be 0 or more, got {}",
+                settings.guidance.scale
+            )));
+        }
+        Ok(settings)
+    }
+
+    fn schedule(&self, request: &Request, settings: &Settings, latent: usize) -> Result<Schedule> {
+        let sigmas = linear_sigmas(settings.steps as usize);
+        let spacing = Spacing {
+            steps: settings.steps as usize,
+            sigmas: Some(&sigmas),
+            tokens: latent / (z_image::PATCH * z_image::PATCH),
+            mu: None,
+        };
+        let schedule = self.pipeline.scheduler().schedule(&spacing).map_err(Error::Request)?;
+        match request.init_image {
+            Some(_) => schedule.from_strength(request.strength).map_err(Error::Request),
+            None => Ok(schedule),
+        }
+    }
+
+    fn notes(&self, settings: &Settings) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Device::Gpu(gpu) = self.pipeline.device()
+            && gpu.caps().software
+        {
+            notes.push(format!("running on {}: {}", gpu.caps().adapter, self.device_note));
+        }
+        let trained = &self.defaults.only_size;
+        if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
+            notes.push(format!("this model was trained at {width}x{height} only; other sizes come out worse"));
+        }
+        notes
+    }
+
+    fn describe_run(&self, request: &Request, settings: &Settings, seed: u64) -> Vec<(String, String)> {
+        let mut list = vec![
+            ("prompt", request.prompt.clone()),
+            ("negative_prompt", request.negative_prompt.clone()),
+            ("seed", seed.to_string()),
+            ("steps", settings.steps.to_string()),
+            ("guidance", settings.guidance.scale.to_string()),
+            ("width", settings.width.to_string()),
+            ("height", settings.height.to_string()),
+            ("rng", request.rng.name().to_owned()),
+            ("scheduler", self.pipeline.scheduler().name().to_owned()),
+            ("model", self.name.clone()),
+            ("device", self.pipeline.device().name()),
+            ("dtype", self.pipeline.dtype().name().to_owned()),
+        ];
+        if request.init_image.is_some() {
+            list.push(("strength", request.strength.to_string()));
+        }
+        let ways: Vec<_> = self.choices().iter().map(|c| format!("{}={}", c.op, c.way)).collect();
+        if !ways.is_empty() {
+            list.push(("kernels", ways.join(" ")));
+        }
+        list.push(("software", concat!("rotile ", env!("CARGO_PKG_VERSION")).to_owned()));
+        list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+async fn open(choice: &DeviceChoice) -> Result<(Device, String)> {
+    let cpu = |note: &str| Ok((Device::Cpu(Cpu::default()), note.to_owned()));
+    let adapter = match choice {
+        DeviceChoice::Cpu => return cpu("asked for"),
+        DeviceChoice::Auto => &AdapterChoice::Best,
+        DeviceChoice::Gpu(adapter) => adapter,
+    };
+    match Gpu::open(adapter).await {
+        Ok(gpu) => {
+            let reason = gpu.reason().to_owned();
+            Ok((Device::Gpu(gpu), reason))
+        }
+        Err(GpuError::NoAdapter { .. }) if *choice == DeviceChoice::Auto => cpu("no GPU adapter was found"),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn proceed(cancel: &Cancel) -> Result<()> {
+    if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+}
+
+/// Refuses a size that is no multiple, naming the two nearest that are.
+fn check_multiple(what: &str, size: u32, multiple: usize) -> Result<()> {
+    let multiple = multiple as u32;
+    if size > 0 && size.is_multiple_of(multiple) {
+        return Ok(());
+    }
+    let below = size / multiple * multiple;
+    let nearest = match (below, below.checked_add(multiple)) {
+        (0, _) => format!("{multiple} and {}", 2 * multiple),
+        (below, Some(above)) => format!("{below} and {above}"),
+        (below, None) => format!("{below}"),
+    };
+    Err(Error::Request(format!(
+        "{what} {size} is no multiple of {multiple}; the nearest that work are {nearest}"
+    )))
+}

@@ -1,0 +1,52 @@
+// group_norm_stats: mean and sum of squared differences of each chunk of each group
+// One workgroup per chunk; two passes: mean, differences from it. The mean is kept in two parts, a rounded one and the rest.
+//
+// use elem                                  Elem, load
+// use lib/reduce                            workgroup_sum
+// use lib/index                             flat_group
+
+struct Params {
+    length: u32,                             // elements of a group
+    chunk: u32,
+    chunks: u32,                             // per group
+    count: u32,                              // of all groups
+}
+
+override WG: u32 = 256;
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read_write> stats: array<f32>;   // mean, rest, sum of squares
+@group(0) @binding(2) var<storage, read> x: array<Elem>;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let k = flat_group(group, groups);
+    if k >= params.count { return; }
+    let start = (k % params.chunks) * params.chunk;
+    let base = (k / params.chunks) * params.length;
+    let end = base + min(start + params.chunk, params.length);
+    let n = f32(end - base - start);
+
+    var s = 0.0;
+    for (var i = base + start + lane; i < end; i += WG) { s += load(x[i]); }
+    let mean = workgroup_sum(s, lane) / n;
+
+    var first = 0.0;
+    var second = 0.0;
+    for (var i = base + start + lane; i < end; i += WG) {
+        let d = load(x[i]) - mean;
+        first += d;
+        second += d * d;
+    }
+    let rest = workgroup_sum(first, lane) / n;
+    let squares = workgroup_sum(second, lane) - n * rest * rest;
+    if lane == 0u {
+        stats[3u * k] = mean;
+        stats[3u * k + 1u] = rest;
+        stats[3u * k + 2u] = squares;
+    }
+}

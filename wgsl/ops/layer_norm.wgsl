@@ -1,0 +1,54 @@
+// layer_norm: y[r, c] = (x[r, c] - mean) / sqrt(variance + eps) * gain[c] + offset[c], over x[r, :]
+// LANES invocations for each row, WG / LANES rows in a workgroup; three passes: mean, variance, write.
+// The second pass also sums the differences, whose mean is what rounding took from the first.
+//
+// use elem                                  Elem, load, store
+// use gain                                  gain
+// use offset                                offset
+// use lib/reduce_rows                       row_sum
+// use lib/index                             flat_group
+
+struct Params {
+    rows: u32,
+    cols: u32,
+    eps: f32,
+}
+
+override WG: u32 = 64;
+override LANES: u32 = 16;
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read_write> y: array<Elem>;
+@group(0) @binding(2) var<storage, read> x: array<Elem>;
+
+@compute @workgroup_size(WG)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) lane: u32,
+) {
+    let r = flat_group(group, groups) * (WG / LANES) + lane / LANES;
+    let row = r * params.cols;
+    // Rows past the end take part in the barriers with no columns.
+    let cols = select(0u, params.cols, r < params.rows);
+    let n = f32(params.cols);
+
+    var s = 0.0;
+    for (var c = lane % LANES; c < cols; c += LANES) { s += load(x[row + c]); }
+    let mean = row_sum(s, lane) / n;
+
+    var first = 0.0;
+    var second = 0.0;
+    for (var c = lane % LANES; c < cols; c += LANES) {
+        let d = load(x[row + c]) - mean;
+        first += d;
+        second += d * d;
+    }
+    let low = row_sum(first, lane) / n;
+    let variance = max(row_sum(second, lane) / n - low * low, 0.0);
+
+    let scale = 1.0 / sqrt(variance + params.eps);
+    for (var c = lane % LANES; c < cols; c += LANES) {
+        y[row + c] = store((load(x[row + c]) - mean - low) * scale * gain(c) + offset(c));
+    }
+}

@@ -1,0 +1,3 @@
+// combine = modulate_shift: a * (1 + b) + c
+@group(0) @binding(4) var<storage, read> c: array<Elem>;
+fn combine(at: vec3<u32>) -> f32 { return load(a[at.x]) * (1.0 + load(b[at.y])) + load(c[at.z]); }

@@ -1,0 +1,2 @@
+// offset = none
+fn offset(c: u32) -> f32 { return 0.0; }

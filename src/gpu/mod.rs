@@ -5,13 +5,11 @@ mod caps;
 mod check;
 mod kernel;
 mod readback;
-mod repeat;
 mod session;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
 pub use caps::Caps;
-pub use repeat::Repeat;
 pub use session::GpuSession;
 
 use crate::error::GpuError;

@@ -56,6 +56,7 @@ pub mod gpu;
 pub mod graph;
 pub mod media;
 pub mod memory;
+pub mod models;
 pub mod op;
 pub mod ops;
 pub mod plan;

@@ -1,5 +1,7 @@
 //! The command line: help, JSON, exit codes, files. Nothing here needs a GPU.
 
+#![cfg(feature = "scenes-tiny")]
+
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -245,4 +247,134 @@ fn devices_name_the_one_that_is_used() {
     assert_eq!(found["used"], "cpu");
     assert!(found["cpu"]["threads"].as_u64().is_some_and(|n| n > 0));
     refused(&["devices", "--device", "no such adapter"], 1, "no such adapter");
+}
+
+#[test]
+fn generates_the_same_file_twice_and_writes_down_how() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let make = |name: &str| {
+        let out = folder.path().join(name);
+        let prompt = "ein rotes Haus \u{1f3e0}";
+        let args = [
+            "generate",
+            prompt,
+            "-s",
+            "7",
+            "--steps",
+            "2",
+            "--guidance",
+            "1",
+            "--device",
+            "cpu",
+            "--json",
+            "-o",
+        ];
+        let output = rotile(&[&args[..], &[&out.to_string_lossy()]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let found: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        (fs::read(&out).expect("the picture"), found)
+    };
+    let ((first, found), (second, _)) = (make("a.png"), make("b.png"));
+    assert!(first == second, "the same request gives other bytes");
+    assert_eq!(entries(folder.path()).len(), 2);
+    let picture = &found["pictures"][0];
+    assert_eq!((&picture["width"], &picture["seed"]), (&128.into(), &7.into()));
+    assert!(found["bytes"]["planned"].as_u64().is_some_and(|n| n > 0));
+    let text = rotile::media::Image::png_text(&first, "a.png").expect("text");
+    let entry = |name: &str| text.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_str());
+    assert_eq!(entry("prompt"), Some("ein rotes Haus \u{1f3e0}"));
+    assert_eq!(
+        (entry("seed"), entry("steps"), entry("guidance")),
+        (Some("7"), Some("2"), Some("1"))
+    );
+}
+
+#[test]
+fn encodes_and_decodes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (original, latent, decoded) = (picture("run_a.png"), path("latent.safetensors"), path("decoded.png"));
+    let output = rotile(&["encode", &original, "--out", &latent, "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let output = rotile(&["decode", &latent, "--out", &decoded, "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let output = rotile(&["compare", &original, &decoded, "--min-psnr", "35"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    refused(
+        &[
+            "encode", &original, "--out", &latent, "-W", "100", "-H", "64", "--device", "cpu",
+        ],
+        2,
+        "96 and 104",
+    );
+    let wrong = picture("vae.safetensors");
+    refused(
+        &[
+            "decode", &wrong, "--tensor", "picture", "--out", &decoded, "--device", "cpu",
+        ],
+        1,
+        "picture",
+    );
+}
+
+#[test]
+fn requests_that_do_not_fit_the_model_are_code_2() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("a.png").to_string_lossy().into_owned();
+    let generate = ["generate", "a", "--device", "cpu", "--out", &out];
+    refused(&[&generate[..], &["--width", "100"]].concat(), 2, "96 and 112");
+    refused(&[&generate[..], &["--dtype", "f16"]].concat(), 2, "f32");
+    refused(
+        &[&generate[..], &["--model", "/no/model"]].concat(),
+        1,
+        "model_index.json",
+    );
+    assert!(entries(folder.path()).is_empty());
+}
+
+#[cfg(unix)]
+#[test]
+fn stops_on_ctrl_c_and_leaves_nothing() {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::Stdio;
+    let folder = tempfile::tempdir().expect("a folder");
+    let out = folder.path().join("a.png");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_rotile"))
+        .args(["generate", "a", "--steps", "1000", "--device", "cpu", "-v", "--out"])
+        .arg(&out)
+        .env_remove("ROTILE_LOG")
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    assert!(
+        lines.any(|line| line.expect("text").contains("denoise")),
+        "it never began"
+    );
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(killed.expect("kill runs").success());
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(child.wait().expect("it ends").code(), Some(130), "{rest:?}");
+    assert!(rest.iter().any(|line| line == "error: cancelled"), "{rest:?}");
+    assert!(entries(folder.path()).is_empty());
+}
+
+#[test]
+fn inspects_the_embedded_model() {
+    let found: Value = serde_json::from_str(&stdout(&rotile(&["inspect", "--json", "--device", "cpu"]))).expect("JSON");
+    assert_eq!((&found["width"], &found["height"]), (&128.into(), &128.into()));
+    let parts = found["parts"].as_array().expect("a list");
+    let models: Vec<_> = parts.iter().map(|p| p["model"].as_str().unwrap_or_default()).collect();
+    assert_eq!(models, ["Qwen3 text encoder", "Z-Image transformer", "AutoencoderKL"]);
+    for part in parts {
+        let tensors = part["tensors"].as_array().expect("a list");
+        assert!(tensors.iter().all(|t| t["status"] != "unknown"), "{}", part["file"]);
+        assert!(
+            part["plans"].as_array().is_some_and(|plans| !plans.is_empty()),
+            "{}",
+            part["file"]
+        );
+    }
+    let text = stdout(&rotile(&["inspect", "--device", "cpu"]));
+    assert!(text.contains("mapped, not run") && text.contains("peak"), "{text}");
 }

@@ -4,7 +4,7 @@ use crate::Usage;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::diffusion::Rng;
-use rotile::engine::{DeviceChoice, Engine, Options};
+use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
 use rotile::tensor::DType;
 use std::path::PathBuf;
 
@@ -38,19 +38,36 @@ pub(crate) enum Command {
     Devices(DevicesArgs),
     /// List the kernels, or show the WGSL of one
     Kernels(KernelsArgs),
-    /// Measure operators, or a model, on a device
+    /// Measure a model, stage by stage, and the operators
     Bench(BenchArgs),
 }
 
 /// Which model, and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Model folder (diffusers layout) or safetensors file [default: the embedded model]
-    #[arg(long, value_name = "PATH", env = "ROTILE_MODEL", hide_env_values = true)]
-    pub(crate) model: Option<PathBuf>,
+    /// Model folder in diffusers layout [default: the embedded model]
+    #[arg(long, value_name = "FOLDER", env = "ROTILE_MODEL", hide_env_values = true)]
+    model: Option<PathBuf>,
+    /// Text encoder in place of the folder's: safetensors file or folder
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    text_encoder: Option<PathBuf>,
+    /// Transformer in place of the folder's
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    transformer: Option<PathBuf>,
+    /// Autoencoder in place of the folder's
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    vae: Option<PathBuf>,
+    /// Tokenizer in place of the folder's: tokenizer.json, or its folder
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    tokenizer: Option<PathBuf>,
+    /// Scheduler in place of the folder's: scheduler_config.json, or its folder
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    scheduler: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
 }
+
+const PARTS: &str = "Parts of the model";
 
 /// Where to compute.
 #[derive(Debug, Args)]
@@ -86,15 +103,39 @@ impl DeviceArgs {
 }
 
 impl ModelArgs {
-    pub(crate) fn open(&self) -> Result<Engine> {
-        let options = self.device.options();
-        Ok(pollster::block_on(async {
-            match &self.model {
-                Some(path) => Engine::load(path, &options).await,
-                None => Engine::embedded(&options).await,
-            }
-        })?)
+    /// Opens the files; nothing is put on a device yet.
+    pub(crate) fn source(&self, folder: Option<&PathBuf>) -> Result<Source> {
+        let files = Files {
+            folder: folder.or(self.model.as_ref()).cloned(),
+            text_encoder: self.text_encoder.clone(),
+            transformer: self.transformer.clone(),
+            vae: self.vae.clone(),
+            tokenizer: self.tokenizer.clone(),
+            scheduler: self.scheduler.clone(),
+        };
+        if files == Files::default() {
+            embedded()
+        } else {
+            Ok(Source::open(&files)?)
+        }
     }
+
+    pub(crate) fn open(&self) -> Result<Engine> {
+        Ok(pollster::block_on(Engine::new(
+            self.source(None)?,
+            &self.device.options(),
+        ))?)
+    }
+}
+
+#[cfg(feature = "scenes-tiny")]
+fn embedded() -> Result<Source> {
+    Ok(Source::embedded()?)
+}
+
+#[cfg(not(feature = "scenes-tiny"))]
+fn embedded() -> Result<Source> {
+    Err(Usage("this build has no embedded model: use --model FOLDER".into()).into())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -216,9 +257,15 @@ pub(crate) struct EncodeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Model folder, safetensors file, or PNG picture [default: the embedded model]
+    /// Model folder, safetensors file, header-only description (JSON), or PNG picture [default: the embedded model]
     #[arg(value_name = "PATH", conflicts_with = "model")]
     pub(crate) path: Option<PathBuf>,
+    /// Plan for this width [default: 1024, or the model's only size]
+    #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) width: Option<u32>,
+    /// Plan for this height [default: 1024, or the model's only size]
+    #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) height: Option<u32>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
@@ -263,40 +310,29 @@ pub(crate) enum KernelsAction {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
-    #[command(subcommand)]
-    pub(crate) what: BenchWhat,
+    /// Only operators whose name contains this, and no model
+    #[arg(value_name = "OPERATOR")]
+    pub(crate) filter: Option<String>,
+    /// Every case of each operator, not only its last three
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Only the model, or only the operators
+    #[arg(long, value_name = "WHAT", conflicts_with = "filter")]
+    pub(crate) only: Option<BenchWhat>,
+    /// Pixels of a row for the model [default: its own]
+    #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) width: Option<u32>,
+    /// Rows for the model [default: its own]
+    #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) height: Option<u32>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchWhat {
-    /// Operators, each way on its largest cases
-    Ops {
-        /// Only operators whose name contains this
-        #[arg(value_name = "FILTER", default_value = "", hide_default_value = true)]
-        filter: String,
-        /// Every case, not only the last three of each operator
-        #[arg(long)]
-        all: bool,
-        #[command(flatten)]
-        device: DeviceArgs,
-    },
-    /// A model: load, text, each step, decode
-    Model {
-        /// Denoising steps
-        #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-        steps: u32,
-        /// Strength of classifier-free guidance, 0 is off
-        #[arg(long, value_name = "G", default_value = "0", value_parser = guidance, allow_negative_numbers = true)]
-        guidance: f32,
-        /// Pixels of a row [default: the model's]
-        #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
-        width: Option<u32>,
-        /// Rows [default: the model's]
-        #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
-        height: Option<u32>,
-        #[command(flatten)]
-        model: ModelArgs,
-    },
+    Model,
+    Ops,
 }
 
 fn seed(text: &str) -> Result<u64, String> {

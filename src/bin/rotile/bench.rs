@@ -1,55 +1,54 @@
 //! `rotile bench`.
 
 use crate::args::{BenchArgs, BenchWhat, DeviceArgs, ModelArgs};
-use crate::progress::Progress;
-use crate::{cancel_on_signal, output};
+use crate::output;
 use anyhow::Result;
-use rotile::engine::{Event, Request};
-use rotile::error::GpuError;
-use rotile::gpu::{Caps, Gpu};
-use rotile::op::{AnyCase, Cost};
+use rotile::backend::{Device, Session};
+use rotile::checkpoint::{Checkpoint, Weights};
+use rotile::cpu::Cpu;
+use rotile::diffusion::pipeline::Task;
+use rotile::engine::DeviceChoice;
+use rotile::gpu::{AdapterChoice, Gpu};
+use rotile::graph::Graph;
+use rotile::op::{Cost, Op};
 use rotile::ops::OPS;
-use rotile::tensor::{Tensor, TensorType, View};
-use serde_json::{Value, json};
+use rotile::plan::Policy;
+use rotile::tensor::{Tensor, TensorType};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a measurement takes at least.
 const LONG_ENOUGH: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &BenchArgs, as_json: bool) -> Result<()> {
-    match &args.what {
-        BenchWhat::Ops { filter, all, device } => ops(filter, *all, device, as_json),
-        BenchWhat::Model {
-            steps,
-            guidance,
-            width,
-            height,
-            model,
-        } => {
-            let request = Request {
-                width: *width,
-                height: *height,
-                ..Request::new("a paper boat on the sea below a cliff at sunset")
-                    .steps(*steps)
-                    .guidance(*guidance)
-            };
-            self::model(&request, model, as_json)
-        }
+    let mut found = Map::new();
+    if args.filter.is_none() && args.only != Some(BenchWhat::Ops) {
+        found.insert(
+            "model".into(),
+            self::model(args.width, args.height, &args.model, as_json)?,
+        );
     }
+    if args.only != Some(BenchWhat::Model) {
+        let filter = args.filter.as_deref().unwrap_or_default();
+        found.insert("operators".into(), ops(filter, args.all, &args.model.device, as_json)?);
+    }
+    if as_json { output::json(&found.into()) } else { Ok(()) }
 }
 
-fn ops(filter: &str, all: bool, device: &DeviceArgs, as_json: bool) -> Result<()> {
-    let options = device.options();
-    let gpu = options
-        .device
-        .adapter()
-        .map(|choice| pollster::block_on(Gpu::open(&choice)))
-        .transpose()?;
-    let caps = gpu.as_ref().map_or_else(Caps::baseline, |gpu| gpu.caps().clone());
-    let name = if gpu.is_some() { caps.to_string() } else { "CPU".into() };
+/// One operator with the types of a case.
+struct Case {
+    op: Arc<dyn Op>,
+    inputs: Vec<TensorType>,
+    output: TensorType,
+}
+
+fn ops(filter: &str, all: bool, args: &DeviceArgs, as_json: bool) -> Result<Value> {
+    let device = open(&args.options().device)?;
     if !as_json {
+        output::line(device.name())?;
         output::line(format_args!(
-            "{name}\n{:<18} {:<10} {:>11} {:>9} {:>8}  case",
+            "{:<20} {:<10} {:>12} {:>9} {:>8}  case",
             "operator", "way", "time", "GFLOP/s", "GB/s"
         ))?;
     }
@@ -58,93 +57,65 @@ fn ops(filter: &str, all: bool, device: &DeviceArgs, as_json: bool) -> Result<()
         let cases = (entry.cases)();
         let skip = if all { 0 } else { cases.len().saturating_sub(3) };
         for case in cases.into_iter().skip(skip) {
-            let output = case.op.infer(&case.inputs)?;
-            let label = case
-                .inputs
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ");
-            let label = format!("{label}  {:?}", case.op);
-            let cost = case.op.cost(&case.inputs, &output);
-            let values = values(&case);
-            let mut report =
-                |way: &str, seconds: f64| row(&mut rows, (entry.name, way, &label), seconds, cost, as_json);
-            match &gpu {
-                Some(gpu) => {
-                    for way in case.op.ways(&case.inputs, &output, &caps) {
-                        let ready = pollster::block_on(gpu.repeat_way(&way, &values, &output))?;
-                        report(way.name, measure(|times| ready.run(times))?)?;
-                    }
+            let case = Case {
+                output: case.op.infer(&case.inputs)?,
+                op: case.op.into(),
+                inputs: case.inputs,
+            };
+            let cost = case.op.cost(&case.inputs, &case.output);
+            let ways = match &device {
+                Device::Gpu(gpu) => case
+                    .op
+                    .ways(&case.inputs, &case.output, gpu.caps())
+                    .iter()
+                    .map(|w| w.name)
+                    .collect(),
+                Device::Cpu(_) => vec!["cpu"],
+            };
+            for way in ways {
+                let policy = Policy {
+                    forced: vec![(entry.name.to_owned(), way.to_owned())],
+                };
+                let mut session = prepare(&case, &device, &policy)?;
+                let row = Row {
+                    op: entry.name,
+                    way,
+                    case: format!("{:?} {}", case.op, list(&case.inputs)),
+                    seconds: measure(&mut session)?,
+                    cost,
+                };
+                if !as_json {
+                    row.print()?;
                 }
-                None => report("cpu", on_cpu(&case, &values, &output)?)?,
+                rows.push(row.to_json());
             }
         }
     }
-    if as_json {
-        output::json(&json!({ "device": name, "ops": rows }))?;
-    }
-    Ok(())
+    Ok(json!({ "device": device.name(), "ops": rows }))
 }
 
-fn on_cpu(case: &AnyCase, values: &[Tensor], output: &TensorType) -> Result<f64> {
-    let views: Vec<View<'_>> = values.iter().map(Tensor::view).collect();
-    let mut result = vec![0.0; output.count()];
-    let mut run = |times: u32| {
-        for _ in 0..times {
-            if !case.op.compute(&views, &mut result) {
-                result = case.op.reference(&views);
-            }
-        }
-        Ok(())
+fn open(choice: &DeviceChoice) -> Result<Device> {
+    let adapter = match choice {
+        DeviceChoice::Cpu => return Ok(Device::Cpu(Cpu::default())),
+        DeviceChoice::Auto => &AdapterChoice::Best,
+        DeviceChoice::Gpu(adapter) => adapter,
     };
-    Ok(measure(&mut run)?)
+    Ok(Device::Gpu(pollster::block_on(Gpu::open(adapter))?))
 }
 
-fn row(
-    rows: &mut Vec<Value>,
-    (op, way, case): (&str, &str, &str),
-    seconds: f64,
-    cost: Cost,
-    as_json: bool,
-) -> Result<()> {
-    let (flops, bytes) = (cost.flops / seconds / 1e9, cost.bytes / seconds / 1e9);
-    rows.push(json!({
-        "op": op,
-        "way": way,
-        "case": case,
-        "seconds": seconds,
-        "gflops": output::number(flops, 3),
-        "gbytes": output::number(bytes, 3),
-    }));
-    if as_json {
-        return Ok(());
-    }
-    let time = format!("{:.1} us", seconds * 1e6);
-    output::line(format_args!(
-        "{op:<18} {way:<10} {time:>11} {flops:>9.2} {bytes:>8.2}  {case}"
-    ))
-}
-
-/// Seconds of one run: the best of three rounds, each long enough for the clock.
-fn measure(mut run: impl FnMut(u32) -> Result<(), GpuError>) -> Result<f64, GpuError> {
-    run(1)?;
-    let mut timed = |times: u32| -> Result<f64, GpuError> {
-        let start = Instant::now();
-        run(times)?;
-        Ok(start.elapsed().as_secs_f64() / f64::from(times))
-    };
-    let first = timed(1)?;
-    let times = (LONG_ENOUGH.as_secs_f64() / first).clamp(1.0, 1000.0) as u32;
-    let mut best = first;
-    for _ in 0..3 {
-        best = best.min(timed(times)?);
-    }
-    Ok(best)
-}
-
-/// The same values in every run, uniform in -1..1.
-fn values(case: &AnyCase) -> Vec<Tensor> {
+/// A session of one node, with the same values in every run.
+fn prepare(case: &Case, device: &Device, policy: &Policy) -> Result<Session> {
+    let mut graph = Graph::new(case.output.dtype);
+    let names: Vec<String> = (0..case.inputs.len()).map(|i| format!("x{i}")).collect();
+    let inputs: Vec<_> = names
+        .iter()
+        .zip(&case.inputs)
+        .map(|(name, ty)| graph.input(name, ty.clone()))
+        .collect();
+    let result = graph.push_shared(case.op.clone(), &inputs)?;
+    graph.output("y", result);
+    let none = Checkpoint::describe("none", r#"{"tensors": {}}"#)?;
+    let mut session = pollster::block_on(device.prepare(&graph, &Weights::new(Arc::new(none)), policy))?;
     let mut state = 1u64;
     let mut uniform = || {
         state = state
@@ -152,59 +123,141 @@ fn values(case: &AnyCase) -> Vec<Tensor> {
             .wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     };
-    case.op.sample(&case.inputs, &mut uniform)
+    let values = case.op.sample(&case.inputs, &mut uniform);
+    let given: Vec<(&str, &Tensor)> = names.iter().map(String::as_str).zip(&values).collect();
+    pollster::block_on(session.run(&given))?;
+    Ok(session)
 }
 
-fn model(request: &Request, model: &ModelArgs, as_json: bool) -> Result<()> {
-    let cancel = cancel_on_signal()?;
-    let mut progress = Progress::new("load");
-    let start = Instant::now();
-    let mut engine = model.open()?;
-    let load = start.elapsed().as_secs_f64();
-    // The first run compiles and allocates; the second is what is measured.
-    pollster::block_on(engine.generate(request, |event| progress.show(event), &cancel))?;
-    let first = start.elapsed().as_secs_f64() - load;
-    let mut marks = Vec::new();
-    let start = Instant::now();
-    let mark = |event: Event| {
-        let name = match &event {
-            Event::Stage { name } => Some(*name),
-            Event::Step { .. } => Some("step"),
-            _ => None,
-        };
-        marks.extend(name.map(|name| (name, start.elapsed().as_secs_f64())));
-        progress.show(event);
+/// Seconds of one run: the best of three rounds, each long enough for the clock.
+fn measure(session: &mut Session) -> rotile::Result<f64> {
+    let mut timed = |times: u32| {
+        let start = Instant::now();
+        session.repeat(times)?;
+        Ok::<_, rotile::Error>(start.elapsed().as_secs_f64() / f64::from(times))
     };
-    pollster::block_on(engine.generate(request, mark, &cancel))?;
-    let whole = start.elapsed().as_secs_f64();
-    drop(progress);
+    // The first run pays for caches.
+    timed(1)?;
+    let first = timed(1)?;
+    let times = (LONG_ENOUGH.as_secs_f64() / first).clamp(1.0, 1000.0) as u32;
+    (0..3).try_fold(first, |best, _| Ok(best.min(timed(times)?)))
+}
 
-    let end = |i: usize| marks.get(i + 1).map_or(whole, |(_, time)| *time);
-    let stage = |wanted: &str| -> Option<f64> {
-        let found = marks.iter().enumerate().filter(|(_, (name, _))| *name == wanted);
-        found.map(|(i, (_, begin))| end(i) - begin).reduce(|a, b| a + b)
-    };
-    // A step event ends its step; what lies before the first is the denoise stage's mark.
-    let ends = || marks.iter().enumerate().filter(|(_, (name, _))| *name == "step");
-    let steps: Vec<f64> = ends()
-        .map(|(i, (_, time))| time - marks[..i].last().map_or(0.0, |(_, t)| *t))
-        .collect();
-    let mut sorted = steps.clone();
-    sorted.sort_by(f64::total_cmp);
-    let median = sorted.get(sorted.len() / 2).copied();
-    let ms = |seconds: Option<f64>| seconds.map_or(Value::Null, |s| output::number(s * 1e3, 2));
-    let found = json!({
-        "load_ms": ms(Some(load)),
-        "first_run_ms": ms(Some(first)),
-        "run_ms": ms(Some(whole)),
-        "text_ms": ms(stage("text")),
-        "step_ms": { "median": ms(median), "best": ms(sorted.first().copied()), "worst": ms(sorted.last().copied()), "steps": steps.len() },
-        "decode_ms": ms(stage("decode")),
-    });
-    if as_json {
-        return output::json(&found);
+fn list(types: &[TensorType]) -> String {
+    types
+        .iter()
+        .map(|t| t.to_string().replace(", ", "x").replace(' ', ""))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// One line of the table.
+struct Row {
+    op: &'static str,
+    way: &'static str,
+    case: String,
+    seconds: f64,
+    cost: Cost,
+}
+
+impl Row {
+    fn rates(&self) -> (f64, f64) {
+        (
+            self.cost.flops / self.seconds / 1e9,
+            self.cost.bytes / self.seconds / 1e9,
+        )
     }
-    let mut text = String::new();
-    output::tree(&found, 0, &mut text);
-    output::line(text.trim_end())
+
+    fn print(&self) -> Result<()> {
+        let (time, (flops, bytes)) = (format!("{:.1} us", self.seconds * 1e6), self.rates());
+        output::line(format_args!(
+            "{:<20} {:<10} {time:>12} {flops:>9.2} {bytes:>8.2}  {}",
+            self.op, self.way, self.case
+        ))
+    }
+
+    fn to_json(&self) -> Value {
+        let (flops, bytes) = self.rates();
+        json!({
+            "op": self.op,
+            "way": self.way,
+            "case": self.case,
+            "microseconds": output::number(self.seconds * 1e6, 2),
+            "gflops": output::number(flops, 3),
+            "gbytes": output::number(bytes, 3),
+        })
+    }
+}
+
+/// Tokens of a prompt of usual length, and what the denoiser pads them to.
+const TOKENS: (usize, usize) = (19, 32);
+
+fn model(width: Option<u32>, height: Option<u32>, args: &ModelArgs, as_json: bool) -> Result<Value> {
+    let start = Instant::now();
+    let mut engine = args.open()?;
+    let load = start.elapsed().as_secs_f64();
+    let (factor, _) = engine.pipeline().factors();
+    let side = |asked: Option<u32>, own: u32| asked.unwrap_or(own) as usize / factor;
+    let (width, height) = (
+        side(width, engine.defaults().width),
+        side(height, engine.defaults().height),
+    );
+    let (device, _) = engine.device();
+    if !as_json {
+        let size = format!("{}x{}", width * factor, height * factor);
+        output::line(format_args!(
+            "{} at {size} on {device}; opened in {:.1} ms",
+            engine.name(),
+            load * 1e3
+        ))?;
+        output::line(format_args!(
+            "{:<8} {:>12} {:>12} {:>9}  memory",
+            "task", "prepare", "time", "GFLOP/s"
+        ))?;
+    }
+    let mut rows = Vec::new();
+    for (name, task) in [
+        ("text", Task::Text { tokens: TOKENS.0 }),
+        ("caption", Task::Caption { tokens: TOKENS.0 }),
+        (
+            "step",
+            Task::Denoise {
+                tokens: TOKENS.1,
+                height,
+                width,
+            },
+        ),
+        ("decode", Task::Decode { height, width }),
+        ("encode", Task::Encode { height, width }),
+    ] {
+        let start = Instant::now();
+        let session = pollster::block_on(engine.pipeline().prepare(task))?;
+        let prepare = start.elapsed().as_secs_f64();
+        let seconds = measure(session)?;
+        let (planned, allocated) = (session.planned(), session.allocated());
+        let flops = session.plan().cost.flops / seconds / 1e9;
+        rows.push(json!({
+            "task": name,
+            "prepare_ms": output::number(prepare * 1e3, 2),
+            "ms": output::number(seconds * 1e3, 3),
+            "gflops": output::number(flops, 3),
+            "planned_bytes": planned.total(),
+            "allocated_bytes": allocated.total(),
+        }));
+        if !as_json {
+            let [prepare, time] = [prepare, seconds].map(|s| format!("{:.2} ms", s * 1e3));
+            let ratio = allocated.total() as f64 / planned.total() as f64;
+            output::line(format_args!(
+                "{name:<8} {prepare:>12} {time:>12} {flops:>9.2}  {planned}; allocated / planned {ratio:.3}"
+            ))?;
+        }
+    }
+    Ok(json!({
+        "name": engine.name(),
+        "device": device,
+        "width": width * factor,
+        "height": height * factor,
+        "load_ms": output::number(load * 1e3, 2),
+        "tasks": rows,
+    }))
 }

@@ -3,6 +3,7 @@
 use crate::args::DevicesArgs;
 use crate::output;
 use anyhow::Result;
+use rotile::engine::DeviceChoice;
 use rotile::gpu::{Adapter, AdapterChoice, Caps, adapters, choose};
 use rotile::op::Way;
 use rotile::ops::OPS;
@@ -14,15 +15,16 @@ pub(crate) fn run(args: &DevicesArgs, as_json: bool, verbose: bool) -> Result<()
     let options = args.device.options();
     let list = pollster::block_on(adapters());
     // A wish that nothing fits is an error; without a wish, no adapter at all is a finding.
-    let chosen = match options.device.adapter() {
-        None => None,
-        Some(AdapterChoice::Best) if list.is_empty() => None,
-        Some(choice) => Some(choose(&list, &choice)?),
+    let chosen = match &options.device {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Auto if list.is_empty() => None,
+        DeviceChoice::Auto => Some(choose(&list, &AdapterChoice::Best)?),
+        DeviceChoice::Gpu(choice) => Some(choose(&list, choice)?),
     };
-    let reason = match (&chosen, list.is_empty()) {
-        (Some((_, reason)), _) => reason.clone(),
-        (None, true) => "there is no GPU adapter".into(),
-        (None, false) => "asked for".into(),
+    let reason = match (&chosen, &options.device) {
+        (Some((_, reason)), _) => reason.as_str(),
+        (None, DeviceChoice::Cpu) => "asked for",
+        (None, _) => "there is no GPU adapter",
     };
     let used = chosen.as_ref().map_or("cpu".into(), |(index, _)| index.to_string());
     let choices = match (&chosen, verbose) {

@@ -2,7 +2,7 @@
 
 use crate::args::GenerateArgs;
 use crate::progress::Progress;
-use crate::{cancel_on_signal, output};
+use crate::{cancel_on_signal, output, proceed};
 use anyhow::Result;
 use rotile::diffusion::Rng;
 use rotile::engine::Request;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-pub(crate) fn run(args: &GenerateArgs, as_json: bool) -> Result<()> {
+pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<()> {
     let out = args
         .out
         .clone()
@@ -40,12 +40,23 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool) -> Result<()> {
     let mut progress = Progress::new("load");
     let start = Instant::now();
     let mut engine = args.model.open()?;
-    cancel.check()?;
+    proceed(&cancel)?;
     let loaded = start.elapsed();
     let pictures = pollster::block_on(engine.generate(&request, |event| progress.show(event), &cancel))?;
     let seconds = start.elapsed();
     let notes = std::mem::take(&mut progress.notes);
     drop(progress);
+    let (planned, allocated) = engine.bytes();
+    let (device, reason) = engine.device();
+    if verbose {
+        eprintln!(
+            "device: {device} ({reason})\nmemory: {planned}; allocated {:.2} MiB",
+            allocated.total() as f64 / f64::from(1 << 20)
+        );
+        for choice in engine.choices() {
+            eprintln!("kernel: {}={}: {}", choice.op, choice.way, choice.reason);
+        }
+    }
 
     // All are encoded before the first is written.
     let encode = |image: &Image, text: &[(String, String)]| image.to_bytes(format, text);
@@ -55,7 +66,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool) -> Result<()> {
         .collect::<Result<Vec<_>, _>>()?;
     let mut list = Vec::new();
     for ((picture, file), bytes) in pictures.iter().zip(&files).zip(encoded) {
-        cancel.check()?;
+        proceed(&cancel)?;
         media::write(file, &bytes)?;
         if !as_json {
             output::line(file.display())?;
@@ -77,6 +88,9 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool) -> Result<()> {
         output::json(&json!({
             "pictures": list,
             "notes": notes,
+            "device": device,
+            "device_reason": reason,
+            "bytes": { "planned": planned.total(), "allocated": allocated.total() },
             "seconds": {
                 "load": output::number(loaded.as_secs_f64(), 3),
                 "generate": output::number((seconds - loaded).as_secs_f64(), 3),

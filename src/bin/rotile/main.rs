@@ -18,6 +18,7 @@ use args::{Cli, Command};
 use clap::Parser as _;
 use rotile::engine::Cancel;
 use rotile::error::{Error, PlanError, TextError};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -35,7 +36,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<()> {
     match &cli.command {
-        Command::Generate(args) => generate::run(args, cli.json),
+        Command::Generate(args) => generate::run(args, cli.json, cli.verbose > 0),
         Command::Decode(args) => decode::run(args, cli.json),
         Command::Encode(args) => encode::run(args, cli.json),
         Command::Inspect(args) => inspect::run(args, cli.json),
@@ -85,6 +86,7 @@ fn log(verbose: u8) {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .init();
 }
@@ -93,6 +95,7 @@ fn log(verbose: u8) {
 fn cancel_on_signal() -> Result<Cancel> {
     let cancel = Cancel::new();
     let shared = cancel.clone();
+    // Also SIGTERM, where there is one.
     ctrlc::set_handler(move || {
         if shared.is_cancelled() {
             std::process::exit(130);
@@ -100,4 +103,13 @@ fn cancel_on_signal() -> Result<Cancel> {
         shared.cancel();
     })?;
     Ok(cancel)
+}
+
+/// Stops between two stages.
+fn proceed(cancel: &Cancel) -> rotile::Result<()> {
+    if cancel.is_cancelled() {
+        Err(Error::Cancelled)
+    } else {
+        Ok(())
+    }
 }

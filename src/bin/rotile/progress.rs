@@ -30,19 +30,15 @@ impl Progress {
     /// Shows an event.
     pub(crate) fn show(&mut self, event: Event) {
         match event {
-            Event::Stage { name } => self.stage(name),
+            Event::Stage(stage) => self.stage(stage.name()),
             Event::Step {
                 step,
                 of,
                 picture,
                 of_pictures,
+                ..
             } => {
                 self.count(of * of_pictures, (picture - 1) * of + step);
-                self.bar.set_message("denoise");
-            }
-            Event::Compiling { done, of } => {
-                self.bar.set_message("compile");
-                self.count(of, done);
             }
             Event::Note(text) => {
                 self.bar.suspend(|| eprintln!("note: {text}"));

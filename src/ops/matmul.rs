@@ -1,6 +1,6 @@
 //! `matmul`: activations times a weight matrix, with a fused epilogue.
 
-use super::{Act, Epilogue, Fused, is_activation, is_weight};
+use super::{Act, Epilogue, Fused, is_activation, is_weight, tiles::Tiles};
 use crate::cpu::gemm::{Mat, Threads, gemm};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
@@ -62,30 +62,14 @@ impl Matmul {
 
     fn baseline(&self, inputs: &[TensorType], caps: &Caps) -> Way {
         let [m, n, k] = sizes(&inputs[0], &inputs[1]);
-        // Large tiles save traffic, but only pay when there are enough of them to fill a GPU.
-        let large = m.div_ceil(128) * n.div_ceil(128) >= 128;
-        let ly = match m {
-            0..=16 => 4,
-            17..=32 => 8,
-            _ => 16,
-        };
-        let kernel = self.kernel(KernelSpec::new(wgsl!("ops/matmul")).set("LY", ly), inputs);
-        let (kernel, rows, cols) = if large && ly == 16 {
-            (kernel.set("TM", 2).set("TN", 2).set("BK", 8), 128, 128)
-        } else {
-            (kernel, 4 * ly as usize, 64)
-        };
+        let tiles = Tiles::new(m, n, 1);
         let params = Params {
             m: m as u32,
             n: n as u32,
             k: k as u32,
         };
-        self.way(
-            Way::BASELINE,
-            kernel,
-            &params,
-            caps.grid(m.div_ceil(rows) * n.div_ceil(cols)),
-        )
+        let kernel = self.kernel(tiles.fill(KernelSpec::new(wgsl!("ops/matmul"))), inputs);
+        self.way(Way::BASELINE, kernel, &params, caps.grid(tiles.count()))
     }
 
     /// For software adapters such as llvmpipe.
@@ -233,6 +217,7 @@ impl Op for Matmul {
             case(F16, BF16, &[3, 130], 65, true, Gelu, false, false),
             case(F32, BF16, &[1, 5], 3000, false, None, false, false),
             case(F32, F32, &[130, 2], 130, true, None, false, false),
+            case(F32, BF16, &[65, 9], 16_257, true, None, false, false),
             case(F32, BF16, &[1, 256], 1024, true, None, false, false),
             case(F32, BF16, &[96, 256], 682, false, None, false, false),
         ]

@@ -4,27 +4,44 @@ use crate::op::OpEntry;
 use crate::tensor::{DType, TensorType};
 
 mod act;
+mod attention;
+mod batched_matmul;
 mod binary;
 mod broadcast;
+mod cast;
+mod concat;
+mod conv2d;
 mod embedding;
 mod epilogue;
 mod gated_add;
 mod group_norm;
 mod layer_norm;
-mod math;
+pub(crate) mod math;
 mod matmul;
 mod modulate;
 mod parallel;
+mod patchify;
+mod permute;
 mod rms_norm;
 mod rotary;
 mod scale;
+mod slice;
 mod softmax;
+mod strided;
 mod swiglu;
+mod tiles;
 mod timestep_embedding;
 mod unary;
+mod upsample_nearest;
 
 pub use act::Act;
+pub(crate) use attention::MASKED;
+pub use attention::{Attend, Attention};
+pub use batched_matmul::BatchedMatmul;
 pub use binary::Binary;
+pub use cast::Cast;
+pub use concat::Concat;
+pub use conv2d::{Conv2d, Convolve};
 pub use embedding::Embedding;
 pub use epilogue::{Epilogue, Fused};
 pub use gated_add::GatedAdd;
@@ -32,30 +49,44 @@ pub use group_norm::GroupNorm;
 pub use layer_norm::LayerNorm;
 pub use matmul::Matmul;
 pub use modulate::Modulate;
+pub use patchify::{PatchOrder, Patchify, Unpatchify};
+pub use permute::Permute;
 pub use rms_norm::RmsNorm;
 pub use rotary::Rotary;
 pub use scale::Scale;
+pub use slice::Slice;
 pub use softmax::Softmax;
 pub use swiglu::Swiglu;
 pub use timestep_embedding::{EmbedTimestep, TimestepEmbedding};
 pub use unary::Unary;
+pub use upsample_nearest::UpsampleNearest;
 
 /// Every operator, in the order of the documentation.
 pub const OPS: &[OpEntry] = &[
+    OpEntry::of::<Attend>("attention"),
+    OpEntry::of::<BatchedMatmul>("batched_matmul"),
     OpEntry::of::<Binary>("binary"),
+    OpEntry::of::<Cast>("cast"),
+    OpEntry::of::<Concat>("concat"),
+    OpEntry::of::<Convolve>("conv2d"),
     OpEntry::of::<Embedding>("embedding"),
     OpEntry::of::<GatedAdd>("gated_add"),
     OpEntry::of::<GroupNorm>("group_norm"),
     OpEntry::of::<LayerNorm>("layer_norm"),
     OpEntry::of::<Matmul>("matmul"),
     OpEntry::of::<Modulate>("modulate"),
+    OpEntry::of::<Patchify>("patchify"),
+    OpEntry::of::<Permute>("permute"),
     OpEntry::of::<RmsNorm>("rms_norm"),
     OpEntry::of::<Rotary>("rotary"),
     OpEntry::of::<Scale>("scale"),
+    OpEntry::of::<Slice>("slice"),
     OpEntry::of::<Softmax>("softmax"),
     OpEntry::of::<Swiglu>("swiglu"),
     OpEntry::of::<EmbedTimestep>("timestep_embedding"),
     OpEntry::of::<Unary>("unary"),
+    OpEntry::of::<Unpatchify>("unpatchify"),
+    OpEntry::of::<UpsampleNearest>("upsample_nearest"),
 ];
 
 /// Activations are stored as `f32` or `f16`.

@@ -5,12 +5,11 @@
 // use gain                                  gain
 // use offset                                offset
 // use act                                   act
-// use lib/reduce                            workgroup_sum
+// use lib/reduce_rows                       row_sum, row_sums
 // use lib/index                             flat_group
 
 struct Params {
     length: u32,                             // elements of a group
-    chunk: u32,
     chunks: u32,                             // per group
     count: u32,                              // of all groups
     groups: u32,                             // per picture
@@ -20,6 +19,9 @@ struct Params {
 }
 
 override WG: u32 = 256;
+override LANES: u32 = 256;                   // as WG
+override WHOLE: u32 = 0;                     // 1 if every chunk lies within one channel
+const PER: u32 = 16;                         // elements of an invocation, WG apart; WG * PER is a chunk
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
@@ -39,7 +41,7 @@ fn main(
 
     var s = 0.0;
     for (var j = lane; j < params.chunks; j += WG) { s += size(j) * stats[3u * (g * params.chunks + j)]; }
-    let mean = workgroup_sum(s, lane) / n;
+    let mean = row_sum(s, lane) / n;
 
     var first = 0.0;
     var second = 0.0;
@@ -49,18 +51,27 @@ fn main(
         first += size(j) * d;
         second += size(j) * d * d + stats[at + 2u];
     }
-    let rest = workgroup_sum(first, lane) / n;
-    let variance = max(workgroup_sum(second, lane) / n - rest * rest, 0.0);
+    let sums = row_sums(vec2(first, second), lane) / n;
+    let rest = sums.x;
+    let variance = max(sums.y - rest * rest, 0.0);
     let scale = 1.0 / sqrt(variance + params.eps);
 
-    let start = (k % params.chunks) * params.chunk;
-    let end = min(start + params.chunk, params.length);
-    for (var i = start + lane; i < end; i += WG) {
-        let c = (g % params.groups) * params.channels + i / params.plane;
-        let at = g * params.length + i;
-        y[at] = store(act((load(x[at]) - mean - rest) * scale * gain(c) + offset(c)));
+    let start = (k % params.chunks) * (WG * PER);
+    let channel = (g % params.groups) * params.channels;
+    var factor = scale * gain(channel + start / params.plane);
+    var term = offset(channel + start / params.plane);
+    for (var j = 0u; j < PER; j++) {
+        let i = start + j * WG + lane;
+        if i < params.length {
+            if WHOLE == 0u {
+                factor = scale * gain(channel + i / params.plane);
+                term = offset(channel + i / params.plane);
+            }
+            let at = g * params.length + i;
+            y[at] = store(act((load(x[at]) - mean - rest) * factor + term));
+        }
     }
 }
 
 // Elements of chunk j.
-fn size(j: u32) -> f32 { return f32(min(params.chunk, params.length - j * params.chunk)); }
+fn size(j: u32) -> f32 { return f32(min(WG * PER, params.length - j * (WG * PER))); }

@@ -42,8 +42,11 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
     output::line(format_args!("planned for {width}x{height} pixels on {caps}"))
 }
 
+/// Width and height in pixels.
+type Size = (u32, u32);
+
 /// The checkpoints to look at, and the only size that the model knows.
-fn parts(args: &InspectArgs) -> Result<(Vec<Arc<Checkpoint>>, Option<(u32, u32)>)> {
+fn parts(args: &InspectArgs) -> Result<(Vec<Arc<Checkpoint>>, Option<Size>)> {
     // A folder with an index is a whole pipeline; anything else is one part.
     if let Some(path) = args
         .path

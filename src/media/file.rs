@@ -35,10 +35,10 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), MediaError> {
     Ok(())
 }
 
-/// Finds out whether [`write`] would work, before hours of work depend on it. Leaves no trace.
+/// Finds out whether [`write()`] would work, before hours of work depend on it. Leaves no trace.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn check_writable(path: &Path) -> Result<(), MediaError> {
     let fail = |e| io_error(path, e);
     match fs::metadata(path) {

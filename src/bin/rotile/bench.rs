@@ -80,7 +80,7 @@ fn ops(filter: &str, all: bool, args: &DeviceArgs, as_json: bool) -> Result<Valu
                 let row = Row {
                     op: entry.name,
                     way,
-                    case: format!("{:?} {}", case.op, list(&case.inputs)),
+                    case: format!("{} {:?}", list(&case.inputs), case.op),
                     seconds: measure(&mut session)?,
                     cost,
                 };

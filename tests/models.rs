@@ -19,8 +19,8 @@ use support::relative_rms;
 /// Largest relative RMS error of any intermediate value.
 const CPU: f64 = 2e-5;
 const GPU: f64 = 2e-4;
-/// Half-precision storage: about 0.3 % in PyTorch too.
-const GPU_F16: f64 = 1e-2;
+/// Half-precision storage; PyTorch itself is up to 3e-3 off in it.
+const GPU_F16: f64 = 5e-3;
 
 /// Runs a graph on the CPU, and on the GPU where there is one, and compares every output that `want` knows.
 ///
@@ -148,13 +148,21 @@ fn z_image_equals_diffusers() {
         let Ok(Model::ZImage(cfg)) = Model::read(w.checkpoint()) else {
             panic!("not detected")
         };
-        for case in ["a", "b"] {
+        // The bytes are the same in both layouts (tests/checkpoint.rs), so one case shows that the names are.
+        for case in if file == "dit_zimage" {
+            vec!["a", "b"]
+        } else {
+            vec!["a"]
+        } {
             let x = squeezed(io.tensor(&format!("{case}.x")), 1);
             let [t, cap] = ["t", "cap_feats"].map(|n| io.tensor(&format!("{case}.{n}")));
             compare_z_image(&format!("{file} {case}"), &w, &cfg, [x, t, cap], |name| {
                 let names = [format!("{case}.{name}"), format!("{case}.tap.{name}")];
                 names.iter().find(|n| io.has(n)).map(|n| io.tensor(n))
             });
+        }
+        if file != "dit_zimage" {
+            continue;
         }
         // A batch of two in diffusers, with masks: one by one here.
         let (all, times) = (io.tensor("c.x"), io.tensor("c.t"));

@@ -242,28 +242,25 @@ impl Op for Attend {
         for (b, i, h) in (0..batches).flat_map(|b| (0..tq).flat_map(move |i| (0..hq).map(move |h| (b, i, h)))) {
             let kv_row = |j: usize| ((b * tk + j) * hk + h / (hq / hk)) * d;
             let at = ((b * tq + i) * hq + h) * d;
-            let scores: Vec<f64> = (0..tk)
-                .map(|j| {
-                    let pairs = q.data[at..at + d].iter().zip(&k.data[kv_row(j)..]);
-                    let dot: f64 = pairs.map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                    let [mb, mh, mi] = heads.mask;
-                    let bias = mask.map_or(0.0, |m| f64::from(m.data[b * mb + h * mh + i * mi + j]));
-                    let score = f64::from(self.scale) * dot + bias;
-                    let hidden = score <= f64::from(MASKED) || (self.causal && j + tq > i + tk);
-                    if hidden { f64::NEG_INFINITY } else { score }
-                })
-                .collect();
-            let high = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            if scores.iter().all(|&s| s == f64::NEG_INFINITY) {
+            // What is hidden has no part in it, even a NaN.
+            let visible = (0..tk).filter_map(|j| {
+                let pairs = q.data[at..at + d].iter().zip(&k.data[kv_row(j)..]);
+                let dot: f64 = pairs.map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                let [mb, mh, mi] = heads.mask;
+                let bias = mask.map_or(0.0, |m| f64::from(m.data[b * mb + h * mh + i * mi + j]));
+                let score = f64::from(self.scale) * dot + bias;
+                let hidden = score <= f64::from(MASKED) || (self.causal && j + tq > i + tk);
+                (!hidden).then_some((kv_row(j), score))
+            });
+            let scores: Vec<(usize, f64)> = visible.collect();
+            if scores.is_empty() {
                 continue;
             }
-            let weights: Vec<f64> = scores.iter().map(|s| (s - high).exp()).collect();
-            let sum: f64 = weights.iter().sum();
+            let high = scores.iter().fold(f64::NEG_INFINITY, |m, (_, s)| m.max(*s));
+            let weights: Vec<_> = scores.iter().map(|(row, s)| (row, (s - high).exp())).collect();
+            let sum: f64 = weights.iter().map(|(_, w)| w).sum();
             for c in 0..d {
-                let products = weights
-                    .iter()
-                    .enumerate()
-                    .map(|(j, w)| w * f64::from(v.data[kv_row(j) + c]));
+                let products = weights.iter().map(|(row, w)| w * f64::from(v.data[*row + c]));
                 y[at + c] = (products.sum::<f64>() / sum) as f32;
             }
         }
@@ -323,8 +320,34 @@ impl Op for Attend {
             case(F32, [1, 18, 34, 1, 1, 130], None, false, 0.1),
             case(F32, [1, 33, 35, 1, 1, 512], None, true, 0.05),
             case(F16, [1, 9, 40, 1, 1, 300], None, false, 0.06),
+            case(F32, [1, 10, 600, 2, 2, 16], None, false, 3.0),
+            case(F32, [1, 70, 300, 2, 1, 12], Some([1, 1, 70]), true, 0.3),
             case(F32, [1, 96, 96, 4, 4, 64], None, false, 0.125),
             case(F32, [1, 64, 64, 8, 2, 32], None, true, 0.18),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nan_reaches_exactly_the_queries_that_see_it() {
+        let op = Attend {
+            mask: false,
+            causal: true,
+            scale: 1.0,
+        };
+        let ones = |shape| Tensor::new(shape, vec![1.0; 12]);
+        let (q, mut k, v) = (ones([1, 6, 1, 2]), ones([1, 6, 1, 2]), ones([1, 6, 1, 2]));
+        k.data[6] = f32::NAN;
+        let inputs = [q.view(), k.view(), v.view()];
+        let mut y = vec![0.0; 12];
+        assert!(op.compute(&inputs, &mut y));
+        for got in [y, op.reference(&inputs)] {
+            let nan: Vec<_> = got.iter().map(|v| v.is_nan()).collect();
+            assert_eq!(nan, (0..12).map(|i| i / 2 >= 3).collect::<Vec<_>>());
+        }
     }
 }

@@ -1,11 +1,14 @@
 //! Whole pictures, step by step, against what diffusers computes from the same weights; determinism; and refusals.
 
+#![expect(clippy::print_stdout, reason = "people read what a test has measured")]
+
 mod support;
 
 use rotile::Error;
 use rotile::backend::Device;
 use rotile::checkpoint::Checkpoint;
 use rotile::diffusion::Rng;
+use rotile::diffusion::pipeline::Task;
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Picture, Request};
 use rotile::media::{Comparison, Format, Image};
 use rotile::tensor::{DType, Tensor};
@@ -294,34 +297,40 @@ fn what_is_planned_is_what_is_allocated() {
     }
 }
 
-/// What the driver's allocator says, against the plan of everything that is alive.
+/// What the driver's allocator says, against the plan of a session with its weights.
 #[test]
 fn the_allocator_agrees_with_the_plan() {
     if support::gpu().is_none() {
         return;
     }
     let mut engine = engine(&GPU).expect("a GPU");
-    let before = match engine.pipeline().device() {
-        Device::Gpu(gpu) => gpu.allocated_bytes(),
-        Device::Cpu(_) => panic!("no GPU"),
-    };
-    let Some(before) = before else {
-        println!("skipped: this backend reports no allocations");
-        return;
-    };
-    let (session, weights) = {
-        let task = rotile::diffusion::pipeline::Task::Decode { height: 16, width: 16 };
-        let session = pollster::block_on(engine.pipeline().prepare(task)).expect("it fits");
-        (session.planned().session(), session.planned().weights)
-    };
-    let Device::Gpu(gpu) = engine.pipeline().device() else {
+    let Device::Gpu(gpu) = engine.pipeline().device().clone() else {
         panic!("no GPU")
     };
-    let used = gpu.allocated_bytes().expect("as before") - before;
-    let ratio = used as f64 / (session + weights) as f64;
-    println!(
-        "decode 128x128: planned {}, allocated {used}, ratio {ratio:.4}",
-        session + weights
-    );
-    assert!((1.0..=1.05).contains(&ratio), "ratio {ratio:.4}");
+    let tasks = [
+        Task::Text { tokens: 19 },
+        Task::Caption { tokens: 19 },
+        Task::Denoise {
+            tokens: 32,
+            height: 16,
+            width: 16,
+        },
+        Task::Encode { height: 16, width: 16 },
+        Task::Decode { height: 16, width: 16 },
+    ];
+    for task in tasks {
+        let session = pollster::block_on(engine.pipeline().prepare(task)).expect("it fits");
+        let planned = session.planned().total();
+        session.repeat(1).expect("it runs");
+        let Some(with) = gpu.allocated_bytes() else {
+            println!("skipped: this backend reports no allocations");
+            return;
+        };
+        engine.pipeline().release();
+        pollster::block_on(gpu.idle()).expect("the device is there");
+        let used = with - gpu.allocated_bytes().expect("as before");
+        let ratio = used as f64 / planned as f64;
+        println!("{task:?}: planned {planned}, allocated {used}, ratio {ratio:.4}");
+        assert!((1.0..=1.05).contains(&ratio), "{task:?}: ratio {ratio:.4}");
+    }
 }

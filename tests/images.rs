@@ -180,7 +180,10 @@ fn a_folder_of_random_weights_follows_diffusers() {
             let mut errors = Vec::new();
             let on = |event| {
                 if let Event::Step { step, latent, .. } = event {
-                    errors.push(relative_rms(&latent.data, &load(&format!("{run}.latents.{}", step - 1))));
+                    errors.push(relative_rms(
+                        &latent.data,
+                        &load(&format!("{run}.latents.{}", step - 1)),
+                    ));
                 }
             };
             let pictures = pollster::block_on(engine.generate(request, on, &Cancel::new())).expect("a picture");

@@ -81,6 +81,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/residual/add"),
     wgsl!("slot/residual/gated"),
     wgsl!("slot/residual/none"),
+    wgsl!("slot/row/held"),
+    wgsl!("slot/row/streamed"),
     wgsl!("slot/weight/bf16"),
     wgsl!("slot/weight/f16"),
     wgsl!("slot/weight/f32"),

@@ -12,9 +12,18 @@ use crate::op::{Case, Cost, Launch, Op, Operand, Way, random_tensor};
 use crate::tensor::{DType, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
-const WG: usize = 256;
-/// Elements of a workgroup, unless a group would then have more chunks than a workgroup has invocations.
-const CHUNK: usize = 16 * WG;
+/// Invocations of a workgroup and elements of each, whose product is a chunk, and whether each chunk lies in one channel.
+/// That saves a division and two loads for each element, so the sizes are chosen for it where they can be.
+fn chunking(plane: usize) -> (usize, usize, bool) {
+    let sizes = [(256, 8..=32), (64, 4..=32)];
+    let mut all = sizes
+        .into_iter()
+        .flat_map(|(wg, pers)| pers.rev().map(move |per| (wg, per)));
+    match all.find(|(wg, per)| plane > 0 && plane.is_multiple_of(wg * per)) {
+        Some((wg, per)) => (wg, per, true),
+        None => (256, 16, false),
+    }
+}
 
 /// `act((x - mean) / sqrt(variance + eps) * weight + bias)`, with mean and variance over each group of channels of each picture.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +40,6 @@ pub struct GroupNorm {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct StatsParams {
     length: u32,
-    chunk: u32,
     chunks: u32,
     count: u32,
 }
@@ -118,12 +126,11 @@ impl Op for GroupNorm {
         let x = &inputs[0];
         let Sizes { rows, channels, plane } = self.sizes(&x.shape);
         let length = channels * plane;
-        let chunk = CHUNK.max(length.div_ceil(WG));
-        let chunks = length.div_ceil(chunk);
+        let (wg, per, whole) = chunking(plane);
+        let chunks = length.div_ceil(wg * per);
         let count = rows * chunks;
         let stats = StatsParams {
             length: length as u32,
-            chunk: chunk as u32,
             chunks: chunks as u32,
             count: count as u32,
         };
@@ -134,14 +141,19 @@ impl Op for GroupNorm {
             plane: plane as u32,
             eps: self.eps,
         };
-        let kernel = |file| KernelSpec::new(file).elem(x.dtype).set("WG", WG as u32);
-        let first = Launch::new(kernel(wgsl!("ops/group_norm_stats")), &stats, caps.grid(count))
+        let kernel = |file| {
+            let kernel = KernelSpec::new(file).elem(x.dtype);
+            kernel.set("WG", wg as u32).set("PER", per as u32)
+        };
+        let first = kernel(wgsl!("ops/group_norm_stats")).slot("row", "held");
+        let first = Launch::new(first, &stats, caps.grid(count))
             .writes_scratch(0)
             .read(2, Operand::Input(0));
         let second = kernel(wgsl!("ops/group_norm"))
             .slot("gain", "vector")
             .slot("offset", "vector")
-            .slot("act", self.act.slot());
+            .slot("act", self.act.slot())
+            .set("WHOLE", u32::from(whole));
         let second = Launch::new(second, &params, caps.grid(count))
             .inputs(3)
             .read(5, Operand::Scratch(0));
@@ -219,6 +231,9 @@ impl Op for GroupNorm {
             case(1, Act::None, DType::F32, &[2, 2, 2049]),
             case(4, Act::None, DType::F16, &[2, 12, 9, 7]),
             case(1, Act::Silu, DType::F16, &[1, 3, 61, 67]),
+            // Chunks within channels.
+            case(2, Act::Silu, DType::F32, &[1, 4, 16, 32]),
+            case(1, Act::None, DType::F16, &[1, 2, 48, 64]),
             case(32, Act::Silu, DType::F32, &[1, 64, 48, 48]),
         ]
     }

@@ -1,7 +1,7 @@
 //! `layer_norm`: each row with mean 0 and variance 1.
 
 use super::parallel::{moments, pieces};
-use super::rms_norm::{RowParams, choice, lanes};
+use super::rms_norm::{RowParams, choice, spread};
 use super::{is_activation, rows};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
@@ -84,14 +84,11 @@ impl Op for LayerNorm {
             cols: cols as u32,
             eps: self.eps,
         };
-        let (wg, lanes) = lanes(cols);
         let kernel = KernelSpec::new(wgsl!("ops/layer_norm"))
             .elem(inputs[0].dtype)
             .slot("gain", choice(self.weight))
-            .slot("offset", choice(self.bias))
-            .set("WG", wg)
-            .set("LANES", lanes);
-        let grid = caps.grid(rows.div_ceil((wg / lanes) as usize));
+            .slot("offset", choice(self.bias));
+        let (kernel, grid) = spread(kernel, rows, cols, caps);
         let mut launch = Launch::new(kernel, &params, grid).read(2, Operand::Input(0));
         let (weight, bias) = self.vectors();
         if let Some(i) = weight {
@@ -169,6 +166,7 @@ impl Op for LayerNorm {
             case(DType::F32, &[2, 3, 257], true, false),
             case(DType::F32, &[2, 3, 33], false, true),
             case(DType::F32, &[3, 1025], true, true),
+            case(DType::F32, &[2, 8200], true, true),
             case(DType::F16, &[7, 77], true, true),
             case(DType::F16, &[3, 300], false, false),
             case(DType::F16, &[2, 1500], true, true),

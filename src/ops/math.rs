@@ -22,7 +22,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let p = p * r + 1.0;
     let p = p * r + 1.0;
     // 2^n in two factors: n reaches from -152 to 128, further than one exponent field.
-    let n = shifted.to_bits() as i32 - MAGIC.to_bits() as i32;
+    let n = (shifted.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
     let half = n >> 1;
     let power = |n: i32| f32::from_bits((n.wrapping_add(127) << 23) as u32);
     p * power(half) * power(n.wrapping_sub(half))

@@ -26,14 +26,24 @@ pub(super) struct RowParams {
     pub(super) eps: f32,
 }
 
-/// Invocations of a workgroup and of a row: short rows, such as attention heads, share a workgroup.
-pub(super) fn lanes(cols: usize) -> (u32, u32) {
-    match cols {
+/// Sets how rows are spread over invocations. Short rows, such as attention heads, share a workgroup. Also the grid.
+pub(super) fn spread(kernel: KernelSpec, rows: usize, cols: usize, caps: &Caps) -> (KernelSpec, [u32; 3]) {
+    let (wg, lanes) = match cols {
         0..=256 => (64, 16),
         257..=1024 => (64, 64),
         _ => (256, 256),
-    }
+    };
+    let per = cols.div_ceil(lanes).max(1);
+    let kernel = kernel
+        .slot("row", if per <= HELD { "held" } else { "streamed" })
+        .set("WG", wg)
+        .set("LANES", lanes as u32)
+        .set("PER", per as u32);
+    (kernel, caps.grid(rows.div_ceil(wg as usize / lanes)))
 }
+
+/// Most elements that an invocation keeps in registers.
+pub(super) const HELD: usize = 32;
 
 /// The `gain` or `offset` slot choice for a vector that may be missing.
 pub(super) fn choice(present: bool) -> &'static str {
@@ -83,13 +93,10 @@ impl Op for RmsNorm {
             cols: cols as u32,
             eps: self.eps,
         };
-        let (wg, lanes) = lanes(cols);
         let kernel = KernelSpec::new(wgsl!("ops/rms_norm"))
             .elem(inputs[0].dtype)
-            .slot("gain", choice(inputs.len() > 1))
-            .set("WG", wg)
-            .set("LANES", lanes);
-        let grid = caps.grid(rows.div_ceil((wg / lanes) as usize));
+            .slot("gain", choice(inputs.len() > 1));
+        let (kernel, grid) = spread(kernel, rows, cols, caps);
         let mut launch = Launch::new(kernel, &params, grid).read(2, Operand::Input(0));
         if inputs.len() > 1 {
             launch = launch.read(3, Operand::Input(1));
@@ -161,6 +168,7 @@ impl Op for RmsNorm {
             case(1e-6, DType::F32, &[2, 5, 3, 64], true),
             case(0.1, DType::F32, &[5, 257], true),
             case(1e-6, DType::F32, &[3, 1025], true),
+            case(1e-6, DType::F32, &[2, 8200], true),
             case(1e-6, DType::F16, &[7, 77], true),
             case(1e-5, DType::F16, &[2, 300], false),
             case(1e-5, DType::F16, &[2, 1500], true),

@@ -10,7 +10,6 @@
 
 struct Params {
     length: u32,                             // elements of a group
-    chunk: u32,
     chunks: u32,                             // per group
     count: u32,                              // of all groups
     groups: u32,                             // per picture
@@ -20,6 +19,8 @@ struct Params {
 }
 
 override WG: u32 = 256;
+override WHOLE: u32 = 0;                     // 1 if every chunk lies within one channel
+const PER: u32 = 16;                         // elements of an invocation, WG apart; WG * PER is a chunk
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
@@ -53,14 +54,22 @@ fn main(
     let variance = max(workgroup_sum(second, lane) / n - rest * rest, 0.0);
     let scale = 1.0 / sqrt(variance + params.eps);
 
-    let start = (k % params.chunks) * params.chunk;
-    let end = min(start + params.chunk, params.length);
-    for (var i = start + lane; i < end; i += WG) {
-        let c = (g % params.groups) * params.channels + i / params.plane;
-        let at = g * params.length + i;
-        y[at] = store(act((load(x[at]) - mean - rest) * scale * gain(c) + offset(c)));
+    let start = (k % params.chunks) * (WG * PER);
+    let channel = (g % params.groups) * params.channels;
+    var factor = scale * gain(channel + start / params.plane);
+    var term = offset(channel + start / params.plane);
+    for (var j = 0u; j < PER; j++) {
+        let i = start + j * WG + lane;
+        if i < params.length {
+            if WHOLE == 0u {
+                factor = scale * gain(channel + i / params.plane);
+                term = offset(channel + i / params.plane);
+            }
+            let at = g * params.length + i;
+            y[at] = store(act((load(x[at]) - mean - rest) * factor + term));
+        }
     }
 }
 
 // Elements of chunk j.
-fn size(j: u32) -> f32 { return f32(min(params.chunk, params.length - j * params.chunk)); }
+fn size(j: u32) -> f32 { return f32(min(WG * PER, params.length - j * (WG * PER))); }

@@ -3,6 +3,7 @@
 // The second pass also sums the differences, whose mean is what rounding took from the first.
 //
 // use elem                                  Elem, load, store
+// use row                                   keep, again
 // use gain                                  gain
 // use offset                                offset
 // use lib/reduce_rows                       row_sum
@@ -16,6 +17,7 @@ struct Params {
 
 override WG: u32 = 64;
 override LANES: u32 = 16;
+const PER: u32 = 8;                          // columns of an invocation, LANES apart
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
@@ -29,26 +31,38 @@ fn main(
 ) {
     let r = flat_group(group, groups) * (WG / LANES) + lane / LANES;
     let row = r * params.cols;
+    let begin = lane % LANES;
     // Rows past the end take part in the barriers with no columns.
     let cols = select(0u, params.cols, r < params.rows);
     let n = f32(params.cols);
 
     var s = 0.0;
-    for (var c = lane % LANES; c < cols; c += LANES) { s += load(x[row + c]); }
+    for (var k = 0u; k < PER; k++) {
+        let c = begin + k * LANES;
+        if c < cols {
+            let v = load(x[row + c]);
+            keep(k, v);
+            s += v;
+        }
+    }
     let mean = row_sum(s, lane) / n;
 
     var first = 0.0;
     var second = 0.0;
-    for (var c = lane % LANES; c < cols; c += LANES) {
-        let d = load(x[row + c]) - mean;
-        first += d;
-        second += d * d;
+    for (var k = 0u; k < PER; k++) {
+        let c = begin + k * LANES;
+        if c < cols {
+            let d = again(k, row + c) - mean;
+            first += d;
+            second += d * d;
+        }
     }
     let low = row_sum(first, lane) / n;
     let variance = max(row_sum(second, lane) / n - low * low, 0.0);
 
     let scale = 1.0 / sqrt(variance + params.eps);
-    for (var c = lane % LANES; c < cols; c += LANES) {
-        y[row + c] = store((load(x[row + c]) - mean - low) * scale * gain(c) + offset(c));
+    for (var k = 0u; k < PER; k++) {
+        let c = begin + k * LANES;
+        if c < cols { y[row + c] = store((again(k, row + c) - mean - low) * scale * gain(c) + offset(c)); }
     }
 }

@@ -1,6 +1,7 @@
 //! The CPU backend: runs a graph node by node, by an op's fast path or its reference.
 
 pub(crate) mod attention;
+pub(crate) mod conv;
 pub(crate) mod gemm;
 mod session;
 

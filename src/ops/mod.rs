@@ -10,6 +10,7 @@ mod binary;
 mod broadcast;
 mod cast;
 mod concat;
+mod conv2d;
 mod embedding;
 mod epilogue;
 mod gated_add;
@@ -40,7 +41,9 @@ pub use batched_matmul::BatchedMatmul;
 pub use binary::Binary;
 pub use cast::Cast;
 pub use concat::Concat;
+pub use conv2d::{Conv2d, Convolve};
 pub use embedding::Embedding;
+pub(crate) use epilogue::FusedValues;
 pub use epilogue::{Epilogue, Fused};
 pub use gated_add::GatedAdd;
 pub use group_norm::GroupNorm;
@@ -66,6 +69,7 @@ pub const OPS: &[OpEntry] = &[
     OpEntry::of::<Binary>("binary"),
     OpEntry::of::<Cast>("cast"),
     OpEntry::of::<Concat>("concat"),
+    OpEntry::of::<Convolve>("conv2d"),
     OpEntry::of::<Embedding>("embedding"),
     OpEntry::of::<GatedAdd>("gated_add"),
     OpEntry::of::<GroupNorm>("group_norm"),

@@ -55,6 +55,21 @@ struct Params {
     left: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LanesParams {
+    batches: u32,
+    y_channels: u32,
+    y_height: u32,
+    y_width: u32,
+    x_channels: u32,
+    x_height: u32,
+    x_width: u32,
+    stride_x: u32,
+    top: u32,
+    left: u32,
+}
+
 impl Graph {
     /// `residual + act(conv(x, w) + bias)` for pictures `x` of `[n, ci, h, w]` and filters `w` of `[co, ci, kh, kw]`:
     /// `[n, co, p, q]` with `p = (h + top + bottom - kh) / stride + 1` and `q` likewise, typed like `x`.
@@ -80,6 +95,57 @@ impl Convolve {
             stride: self.how.stride,
             before: [self.how.padding[0], self.how.padding[1]],
         }
+    }
+
+    fn kernel(&self, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType]) -> KernelSpec {
+        let kernel = kernel
+            .elem(inputs[0].dtype)
+            .slot("weight", inputs[1].dtype.name())
+            .set("KH", s.kernel[0] as u32)
+            .set("KW", s.kernel[1] as u32);
+        self.fused.fill(kernel)
+    }
+
+    fn baseline(&self, s: &Sizes, inputs: &[TensorType], caps: &Caps) -> Way {
+        let params = Params {
+            batches: s.batches as u32,
+            channels: s.co as u32,
+            k: s.k() as u32,
+            height: s.x[0] as u32,
+            width: s.x[1] as u32,
+            pixels: s.pixels() as u32,
+            y_width: s.y[1] as u32,
+            stride_y: s.stride[0] as u32,
+            stride_x: s.stride[1] as u32,
+            top: s.before[0] as u32,
+            left: s.before[1] as u32,
+        };
+        let tiles = Tiles::new(s.co, s.pixels(), s.batches);
+        let kernel = tiles.fill(KernelSpec::new(wgsl!("ops/conv2d"))).set("ALONG_J", 1);
+        let kernel = self.kernel(kernel, s, inputs);
+        let launch = Launch::new(kernel, &params, caps.grid(tiles.count())).inputs(2);
+        Way::baseline(self.fused.bind(launch, 2))
+    }
+
+    /// For software adapters such as llvmpipe.
+    fn lanes(&self, s: &Sizes, inputs: &[TensorType], caps: &Caps) -> Way {
+        let params = LanesParams {
+            batches: s.batches as u32,
+            y_channels: s.co as u32,
+            y_height: s.y[0] as u32,
+            y_width: s.y[1] as u32,
+            x_channels: s.ci as u32,
+            x_height: s.x[0] as u32,
+            x_width: s.x[1] as u32,
+            stride_x: s.stride[1] as u32,
+            top: s.before[0] as u32,
+            left: s.before[1] as u32,
+        };
+        let kernel = KernelSpec::new(wgsl!("ops/conv2d_lanes")).set("STRIDE_Y", s.stride[0] as u32);
+        let kernel = self.kernel(kernel, s, inputs);
+        let count = s.co.div_ceil(16) * s.y[0].div_ceil(4) * s.y[1].div_ceil(8) * s.batches;
+        let launch = Launch::new(kernel, &params, caps.grid(count)).inputs(2);
+        Way::single("lanes", self.fused.bind(launch, 2))
     }
 
     /// Extent of the output along an axis, if the filter fits and kernels can count to its end.
@@ -132,29 +198,12 @@ impl Op for Convolve {
 
     fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
         let s = self.sizes(&inputs[0], &inputs[1], output);
-        let params = Params {
-            batches: s.batches as u32,
-            channels: s.co as u32,
-            k: s.k() as u32,
-            height: s.x[0] as u32,
-            width: s.x[1] as u32,
-            pixels: s.pixels() as u32,
-            y_width: s.y[1] as u32,
-            stride_y: s.stride[0] as u32,
-            stride_x: s.stride[1] as u32,
-            top: s.before[0] as u32,
-            left: s.before[1] as u32,
-        };
-        let tiles = Tiles::new(s.co, s.pixels(), s.batches);
-        let kernel = tiles
-            .fill(KernelSpec::new(wgsl!("ops/conv2d")))
-            .elem(inputs[0].dtype)
-            .slot("weight", inputs[1].dtype.name())
-            .set("KH", s.kernel[0] as u32)
-            .set("KW", s.kernel[1] as u32)
-            .set("ALONG_J", 1);
-        let launch = Launch::new(self.fused.fill(kernel), &params, caps.grid(tiles.count())).inputs(2);
-        vec![Way::baseline(self.fused.bind(launch, 2))]
+        let mut ways = Vec::new();
+        if caps.software && caps.subgroups && caps.subgroup_size == (8, 8) {
+            ways.push(self.lanes(&s, inputs, caps));
+        }
+        ways.push(self.baseline(&s, inputs, caps));
+        ways
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

@@ -3,7 +3,7 @@
 use super::gemm::{Mat, Threads, gemm};
 use crate::ops::FusedValues;
 
-/// Elements of the patches of a block: a quarter of a MiB, which stays in the cache of a core.
+/// Elements of the patches of a block: one MiB, so that most of it stays in the cache of a core.
 const BLOCK: usize = 1 << 18;
 
 /// Sizes of a convolution; pairs are rows, then columns.

@@ -45,6 +45,7 @@ pub(crate) use wgsl;
 pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/epilogue"),
     wgsl!("lib/index"),
+    wgsl!("lib/lanes"),
     wgsl!("lib/reduce"),
     wgsl!("lib/reduce_rows"),
     wgsl!("lib/tiles"),

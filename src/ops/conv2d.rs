@@ -141,9 +141,12 @@ impl Convolve {
             top: s.before[0] as u32,
             left: s.before[1] as u32,
         };
-        let kernel = KernelSpec::new(wgsl!("ops/conv2d_lanes")).set("STRIDE_Y", s.stride[0] as u32);
+        let eights = if s.co <= 8 { 1 } else { 2 };
+        let kernel = KernelSpec::new(wgsl!("ops/conv2d_lanes"))
+            .set("STRIDE_Y", s.stride[0] as u32)
+            .set("EIGHTS", eights as u32);
         let kernel = self.kernel(kernel, s, inputs);
-        let count = s.co.div_ceil(16) * s.y[0].div_ceil(4) * s.y[1].div_ceil(8) * s.batches;
+        let count = s.co.div_ceil(8 * eights) * s.y[0].div_ceil(8) * s.y[1].div_ceil(8) * s.batches;
         let launch = Launch::new(kernel, &params, caps.grid(count)).inputs(2);
         Way::single("lanes", self.fused.bind(launch, 2))
     }
@@ -378,4 +381,31 @@ fn case(
         inputs.extend(op.fused.types(&y, co));
     }
     Case { op, inputs }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn convolved(stride: usize, padding: usize, gate: bool) -> Result<TensorType, ShapeError> {
+        let fused = Fused {
+            residual: gate,
+            gate,
+            ..Fused::default()
+        };
+        let how = Conv2d {
+            stride: [stride; 2],
+            padding: [padding; 4],
+        };
+        let ty = |shape: [usize; 4]| TensorType::new(DType::F32, shape);
+        Convolve { how, fused }.infer(&[ty([1, 2, 4, 5]), ty([3, 2, 5, 5])])
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(convolved(2, 1, false).is_ok_and(|y| y.shape[..] == [1, 3, 1, 2]));
+        for (stride, padding, gate) in [(0, 1, false), (1, 0, false), (1, usize::MAX, false), (1, 1, true)] {
+            assert!(convolved(stride, padding, gate).is_err(), "{stride} {padding} {gate}");
+        }
+    }
 }

@@ -124,7 +124,9 @@ impl Graph {
     }
 
     /// A value known now. Its element type stays as it is.
-    pub fn constant(&mut self, tensor: Tensor) -> Value {
+    pub fn constant(&mut self, mut tensor: Tensor) -> Value {
+        // The plan counts elements, not what the vector has in reserve.
+        tensor.data.shrink_to_fit();
         self.define(tensor.ty.clone(), Source::Constant(Arc::new(tensor)))
     }
 

@@ -1,5 +1,7 @@
 //! Noise and schedulers against what diffusers computes (`goldens/scripts/gen_sched.py`, and the runs of scenes-tiny).
 
+#![expect(clippy::print_stdout, reason = "shown by --nocapture: how near the values are")]
+
 use rotile::diffusion::scheduler::{Spacing, linear_sigmas};
 use rotile::diffusion::{Schedule, Scheduler, noise};
 use safetensors::SafeTensors;

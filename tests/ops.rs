@@ -1,6 +1,8 @@
 //! Every way of every operator against its reference, on every case of the table, in poisoned and guarded buffers; and the
 //! fast paths of the CPU.
 
+#![expect(clippy::print_stdout, reason = "people read what a test has measured")]
+
 mod support;
 
 use libtest_mimic::{Arguments, Failed, Trial};

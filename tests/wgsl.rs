@@ -1,6 +1,8 @@
 //! Every kernel variant links, parses, validates and translates; parameters and bindings match; limits hold; no dead files.
 //! Needs no GPU.
 
+#![expect(clippy::print_stdout, reason = "people read what a test has measured")]
+
 mod support;
 
 use rotile::gpu::Caps;

@@ -128,7 +128,7 @@ impl Block<'_> {
             );
             for (r, (weights, y)) in scratch.scores.chunks_exact_mut(n).zip(y.chunks_mut(row)).enumerate() {
                 self.mask_row(r, j0, weights);
-                let high = weights.iter().fold(scratch.high[r], |m, &s| if s > m { s } else { m });
+                let high = lanes_max(scratch.high[r], weights);
                 let keep = exp(scratch.high[r] - high);
                 scratch.high[r] = high;
                 for w in weights.iter_mut() {
@@ -161,6 +161,17 @@ impl Block<'_> {
         let visible = self.visible(i).saturating_sub(j0).min(scores.len());
         scores[visible..].fill(f32::MIN);
     }
+}
+
+/// The largest of `high` and the values, NaN aside.
+fn lanes_max(high: f32, values: &[f32]) -> f32 {
+    let larger = |m: f32, v: f32| if v > m { v } else { m };
+    let (blocks, rest) = values.as_chunks::<16>();
+    let mut lanes = [high; 16];
+    for block in blocks {
+        lanes.iter_mut().zip(block).for_each(|(l, &v)| *l = larger(*l, v));
+    }
+    lanes.iter().chain(rest).copied().fold(high, larger)
 }
 
 /// A sum in lanes, which is both faster and closer than one by one.

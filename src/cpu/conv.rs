@@ -57,7 +57,7 @@ pub(crate) fn convolve(s: &Sizes, x: &[f32], w: &[f32], fused: &FusedValues<'_>,
                 0.0,
                 Threads::All,
             );
-            each_plane(y, pixels, |o, plane| fused.finish_plane(plane, o, first + o * pixels));
+            fused.finish_all_planes(y, pixels, first);
             continue;
         }
         let len = block_len(s);
@@ -118,18 +118,6 @@ where
         for (i, rows) in blocks.iter_mut().enumerate() {
             f(i * len, rows, &mut scratch);
         }
-    }
-}
-
-fn each_plane(y: &mut [f32], pixels: usize, f: impl Fn(usize, &mut [f32]) + Send + Sync) {
-    #[cfg(feature = "native")]
-    {
-        use rayon::prelude::*;
-        y.par_chunks_mut(pixels).enumerate().for_each(|(o, plane)| f(o, plane));
-    }
-    #[cfg(not(feature = "native"))]
-    for (o, plane) in y.chunks_mut(pixels).enumerate() {
-        f(o, plane);
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod guidance;
 pub mod noise;
+pub mod pipeline;
 pub mod scheduler;
 
 pub use guidance::Guidance;

@@ -128,7 +128,10 @@ impl Inspection {
             config: config(&model),
             tensors: checkpoint.tensors().map(line).collect(),
             file_bytes: checkpoint.tensors().map(|info| info.byte_len() as u64).sum(),
-            plans: tasks.iter().map(|(task, graph)| plan(task, graph, caps)).collect::<Result<_>>()?,
+            plans: tasks
+                .iter()
+                .map(|(task, graph)| plan(task, graph, caps))
+                .collect::<Result<_>>()?,
         })
     }
 }
@@ -151,11 +154,17 @@ fn plan(task: &str, graph: &Graph, caps: &Caps) -> Result<PlanLine> {
                 max_buffer: u64::MAX,
                 ..caps.clone()
             };
-            (Plan::gpu(graph, &unlimited, &policy).map_err(Error::from)?, Some(error.to_string()))
+            (
+                Plan::gpu(graph, &unlimited, &policy).map_err(Error::from)?,
+                Some(error.to_string()),
+            )
         }
     };
     let bytes = plan.gpu_bytes();
-    let results = plan.nodes.iter().map(|&n| graph.ty(graph.nodes()[n].output).byte_len() as u64);
+    let results = plan
+        .nodes
+        .iter()
+        .map(|&n| graph.ty(graph.nodes()[n].output).byte_len() as u64);
     Ok(PlanLine {
         task: task.to_owned(),
         weights: bytes.weights,
@@ -226,7 +235,10 @@ fn graphs(
             if config.encoder.is_some() {
                 add(format!("encode, {size}"), &|g| {
                     let factor = config.factor();
-                    let picture = g.input("picture", f32(&[1, config.image_channels, height * factor, width * factor]));
+                    let picture = g.input(
+                        "picture",
+                        f32(&[1, config.image_channels, height * factor, width * factor]),
+                    );
                     let (mean, variance) = autoencoder_kl::encoder(g, w, config, picture)?;
                     g.output("mean", mean);
                     g.output("variance", variance);

@@ -79,7 +79,11 @@ impl Source {
     pub fn embedded() -> Result<Self> {
         macro_rules! file {
             ($path:literal) => {
-                include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/models/scenes-tiny/", $path))
+                include_bytes!(concat!(
+                    env!("CARGO_MANIFEST_DIR"),
+                    "/examples/models/scenes-tiny/",
+                    $path
+                ))
             };
         }
         let part = |name: &str, weights: &'static [u8], config: &[u8]| {
@@ -161,10 +165,12 @@ mod native {
 
         /// The path of a part: its own, or that below the folder.
         fn part(&self, own: &Option<PathBuf>, name: &str) -> Result<PathBuf, CheckpointError> {
-            own.clone().or_else(|| self.folder.as_ref().map(|f| f.join(name))).ok_or_else(|| CheckpointError::Config {
-                file: name.to_owned(),
-                reason: "this part is given neither by a model folder nor by itself".into(),
-            })
+            own.clone()
+                .or_else(|| self.folder.as_ref().map(|f| f.join(name)))
+                .ok_or_else(|| CheckpointError::Config {
+                    file: name.to_owned(),
+                    reason: "this part is given neither by a model folder nor by itself".into(),
+                })
         }
     }
 
@@ -206,7 +212,9 @@ mod native {
                 scheduler,
             };
             let main = files.folder.as_ref().or(files.transformer.as_ref());
-            let name = main.and_then(|p| p.file_name()).map_or("model".into(), |n| n.to_string_lossy());
+            let name = main
+                .and_then(|p| p.file_name())
+                .map_or("model".into(), |n| n.to_string_lossy());
             Ok(Self {
                 name: name.into_owned(),
                 parts,

@@ -140,10 +140,14 @@ impl Engine {
             for step in 0..schedule.steps() {
                 proceed(cancel)?;
                 let guidance = &settings.guidance;
-                let output = self.predict(&latent, schedule.timesteps[step], &positive, negative.as_ref(), guidance);
-                schedule.step(step, &mut latent.data, &output.await?);
+                let timestep = schedule.timesteps[step];
+                let output = self
+                    .predict(&latent, timestep, &positive, negative.as_ref(), guidance)
+                    .await?;
+                schedule.step(step, &mut latent.data, &output);
                 let of = schedule.steps() as u32;
-                self.pipeline.finite(&latent, || format!("latent after step {} of {of}", step + 1))?;
+                self.pipeline
+                    .finite(&latent, || format!("latent after step {} of {of}", step + 1))?;
                 on(Event::Step {
                     step: step as u32 + 1,
                     of,
@@ -229,14 +233,20 @@ impl Engine {
 
     /// Which way each operator runs in the sessions that are ready, and why.
     pub fn choices(&self) -> BTreeSet<Choice> {
-        self.pipeline.sessions().flat_map(|(_, session)| session.plan().choices.clone()).collect()
+        self.pipeline
+            .sessions()
+            .flat_map(|(_, session)| session.plan().choices.clone())
+            .collect()
     }
 
     /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once in neither.
     pub fn bytes(&self) -> (Bytes, Bytes) {
         let sum = |all: Vec<Bytes>| all.into_iter().fold(Bytes::default(), Bytes::plus);
         let sessions = || self.pipeline.sessions().map(|(_, session)| session);
-        (sum(sessions().map(|s| s.planned()).collect()), sum(sessions().map(|s| s.allocated()).collect()))
+        (
+            sum(sessions().map(|s| s.planned()).collect()),
+            sum(sessions().map(|s| s.allocated()).collect()),
+        )
     }
 
     async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
@@ -315,7 +325,9 @@ impl Engine {
         }
         let trained = &self.defaults.only_size;
         if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
-            notes.push(format!("this model was trained at {width}x{height} only; other sizes come out worse"));
+            notes.push(format!(
+                "this model was trained at {width}x{height} only; other sizes come out worse"
+            ));
         }
         notes
     }
@@ -365,7 +377,11 @@ async fn open(choice: &DeviceChoice) -> Result<(Device, String)> {
 }
 
 fn proceed(cancel: &Cancel) -> Result<()> {
-    if cancel.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
+    if cancel.is_cancelled() {
+        Err(Error::Cancelled)
+    } else {
+        Ok(())
+    }
 }
 
 /// Refuses a size that is no multiple, naming the two nearest that are.

@@ -26,7 +26,10 @@ impl std::str::FromStr for DeviceChoice {
             "auto" => Self::Auto,
             "cpu" => Self::Cpu,
             "gpu" => Self::Gpu(AdapterChoice::Best),
-            _ => Self::Gpu(text.parse().map_or_else(|_| AdapterChoice::Name(text.into()), AdapterChoice::Index)),
+            _ => Self::Gpu(
+                text.parse()
+                    .map_or_else(|_| AdapterChoice::Name(text.into()), AdapterChoice::Index),
+            ),
         })
     }
 }

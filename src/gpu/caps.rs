@@ -48,6 +48,11 @@ impl Caps {
         }
     }
 
+    /// Whether kernels on `lib/lanes` run: a software adapter with subgroups of eight, as llvmpipe has on 256-bit vectors.
+    pub fn lanes(&self) -> bool {
+        self.software && self.subgroups && self.subgroup_size == (8, 8)
+    }
+
     /// A grid of `count` workgroups that wraps from x into y above [`Caps::max_workgroups`]. The kernel undoes it with
     /// `flat_group` of `lib/index` and must leave groups from `count` on alone.
     pub fn grid(&self, count: usize) -> [u32; 3] {

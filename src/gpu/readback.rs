@@ -23,6 +23,16 @@ impl Gpu {
         Ok(data)
     }
 
+    /// Waits until all that was submitted is done and what was dropped is freed.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub async fn idle(&self) -> Result<(), GpuError> {
+        self.queue.submit([]);
+        self.wait()?;
+        self.check()
+    }
+
     /// Natively, blocks until all that was submitted is done; a browser calls back by itself.
     pub(super) fn wait(&self) -> Result<(), GpuError> {
         #[cfg(not(target_arch = "wasm32"))]

@@ -35,10 +35,10 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), MediaError> {
     Ok(())
 }
 
-/// Finds out whether [`write`] would work, before hours of work depend on it. Leaves no trace.
+/// Finds out whether [`write()`] would work, before hours of work depend on it. Leaves no trace.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn check_writable(path: &Path) -> Result<(), MediaError> {
     let fail = |e| io_error(path, e);
     match fs::metadata(path) {
@@ -59,6 +59,10 @@ fn temporary(target: &Path) -> io::Result<tempfile::NamedTempFile> {
     if target.file_name().is_none() {
         return Err(io::ErrorKind::InvalidFilename.into());
     }
+    // Said of the folder, in the system's words; what follows would name the temporary file.
+    if !fs::metadata(folder)?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
     let mut builder = tempfile::Builder::new();
     builder.prefix(".rotile-").suffix(".part");
     #[cfg(unix)]
@@ -67,7 +71,7 @@ fn temporary(target: &Path) -> io::Result<tempfile::NamedTempFile> {
         // What any new file gets: the umask takes its share.
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
-    builder.tempfile_in(folder)
+    builder.tempfile_in(folder).map_err(|e| e.kind().into())
 }
 
 fn io_error(path: &Path, source: io::Error) -> MediaError {

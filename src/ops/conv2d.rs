@@ -20,11 +20,11 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// Stride 1 and padding that keeps the size of the picture, for square filters with an odd side `kernel`.
-    pub fn same(kernel: usize) -> Self {
+    /// Stride 1, and `n` zeros on every side.
+    pub const fn padded(n: usize) -> Self {
         Self {
             stride: [1, 1],
-            padding: [kernel / 2; 4],
+            padding: [n; 4],
         }
     }
 }
@@ -34,7 +34,7 @@ impl Conv2d {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Convolve {
     /// How the filters move.
-    pub how: Conv2d,
+    pub conv: Conv2d,
     /// What happens to the sums.
     pub fused: Fused,
 }
@@ -42,32 +42,13 @@ pub struct Convolve {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
-    batches: u32,
+    pictures: u32,
     channels: u32,
-    k: u32,
     height: u32,
     width: u32,
-    pixels: u32,
-    y_width: u32,
-    stride_y: u32,
-    stride_x: u32,
-    top: u32,
-    left: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct LanesParams {
-    batches: u32,
-    y_channels: u32,
-    y_height: u32,
-    y_width: u32,
-    x_channels: u32,
-    x_height: u32,
-    x_width: u32,
-    stride_x: u32,
-    top: u32,
-    left: u32,
+    filters: u32,
+    rows: u32,
+    cols: u32,
 }
 
 impl Graph {
@@ -77,9 +58,9 @@ impl Graph {
     /// # Errors
     /// If the channels differ, `x` is no activation or `w` no F32, F16 or BF16 filter; if a filter is larger than the padded
     /// picture, a stride is zero, a part of the epilogue does not fit the output, or there is a gate.
-    pub fn conv2d(&mut self, x: Value, w: Value, how: Conv2d, epilogue: Epilogue) -> Result<Value, ShapeError> {
+    pub fn conv2d(&mut self, x: Value, w: Value, conv: Conv2d, epilogue: Epilogue) -> Result<Value, ShapeError> {
         let fused = epilogue.fused();
-        self.push(Convolve { how, fused }, &epilogue.inputs(&[x, w]))
+        self.push(Convolve { conv, fused }, &epilogue.inputs(&[x, w]))
     }
 }
 
@@ -92,75 +73,44 @@ impl Convolve {
             x: [x.shape[2], x.shape[3]],
             kernel: [w.shape[2], w.shape[3]],
             y: [y.shape[2], y.shape[3]],
-            stride: self.how.stride,
-            before: [self.how.padding[0], self.how.padding[1]],
+            stride: self.conv.stride,
+            before: [self.conv.padding[0], self.conv.padding[1]],
         }
     }
 
-    fn kernel(&self, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType]) -> KernelSpec {
+    fn way(&self, name: &'static str, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType], grid: [u32; 3]) -> Way {
+        let params = Params {
+            pictures: s.batches as u32,
+            channels: s.ci as u32,
+            height: s.x[0] as u32,
+            width: s.x[1] as u32,
+            filters: s.co as u32,
+            rows: s.y[0] as u32,
+            cols: s.y[1] as u32,
+        };
         let kernel = kernel
             .elem(inputs[0].dtype)
             .slot("weight", inputs[1].dtype.name())
             .set("KH", s.kernel[0] as u32)
-            .set("KW", s.kernel[1] as u32);
-        self.fused.fill(kernel)
-    }
-
-    fn baseline(&self, s: &Sizes, inputs: &[TensorType], caps: &Caps) -> Way {
-        let params = Params {
-            batches: s.batches as u32,
-            channels: s.co as u32,
-            k: s.k() as u32,
-            height: s.x[0] as u32,
-            width: s.x[1] as u32,
-            pixels: s.pixels() as u32,
-            y_width: s.y[1] as u32,
-            stride_y: s.stride[0] as u32,
-            stride_x: s.stride[1] as u32,
-            top: s.before[0] as u32,
-            left: s.before[1] as u32,
-        };
-        let tiles = Tiles::new(s.co, s.pixels(), s.batches);
-        let kernel = tiles.fill(KernelSpec::new(wgsl!("ops/conv2d"))).set("ALONG_J", 1);
-        let kernel = self.kernel(kernel, s, inputs);
-        let launch = Launch::new(kernel, &params, caps.grid(tiles.count())).inputs(2);
-        Way::baseline(self.fused.bind(launch, 2))
-    }
-
-    /// For software adapters such as llvmpipe.
-    fn lanes(&self, s: &Sizes, inputs: &[TensorType], caps: &Caps) -> Way {
-        let params = LanesParams {
-            batches: s.batches as u32,
-            y_channels: s.co as u32,
-            y_height: s.y[0] as u32,
-            y_width: s.y[1] as u32,
-            x_channels: s.ci as u32,
-            x_height: s.x[0] as u32,
-            x_width: s.x[1] as u32,
-            stride_x: s.stride[1] as u32,
-            top: s.before[0] as u32,
-            left: s.before[1] as u32,
-        };
-        let eights = if s.co <= 8 { 1 } else { 2 };
-        let kernel = KernelSpec::new(wgsl!("ops/conv2d_lanes"))
-            .set("STRIDE_Y", s.stride[0] as u32)
-            .set("EIGHTS", eights as u32);
-        let kernel = self.kernel(kernel, s, inputs);
-        let count = s.co.div_ceil(8 * eights) * s.y[0].div_ceil(8) * s.y[1].div_ceil(8) * s.batches;
-        let launch = Launch::new(kernel, &params, caps.grid(count)).inputs(2);
-        Way::single("lanes", self.fused.bind(launch, 2))
+            .set("KW", s.kernel[1] as u32)
+            .set("SY", s.stride[0] as u32)
+            .set("SX", s.stride[1] as u32)
+            .set("TOP", s.before[0] as u32)
+            .set("LEFT", s.before[1] as u32);
+        let launch = Launch::new(self.fused.fill(kernel), &params, grid).inputs(2);
+        Way::single(name, self.fused.bind(launch, 2))
     }
 
     /// Extent of the output along an axis, if the filter fits and kernels can count to its end.
     fn extent(&self, axis: usize, x: usize, kernel: usize) -> Option<usize> {
-        let [before, after] = [self.how.padding[axis], self.how.padding[axis + 2]];
+        let [before, after] = [self.conv.padding[axis], self.conv.padding[axis + 2]];
         let padded = x.checked_add(before)?.checked_add(after)?;
         if padded > i32::MAX as usize {
             return None;
         }
         padded
             .checked_sub(kernel)?
-            .checked_div(self.how.stride[axis])?
+            .checked_div(self.conv.stride[axis])?
             .checked_add(1)
     }
 }
@@ -184,7 +134,7 @@ impl Op for Convolve {
         if x.shape[1] != w.shape[1] {
             return refuse("channels differ: x [n, ci, h, w], w [co, ci, kh, kw]");
         }
-        if self.how.stride.iter().any(|s| !(1..=i32::MAX as usize).contains(s)) {
+        if self.conv.stride.iter().any(|s| !(1..=i32::MAX as usize).contains(s)) {
             return refuse("a stride must be 1 or more");
         }
         let extent = |axis: usize| self.extent(axis, x.shape[axis + 2], w.shape[axis + 2]);
@@ -202,10 +152,19 @@ impl Op for Convolve {
     fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
         let s = self.sizes(&inputs[0], &inputs[1], output);
         let mut ways = Vec::new();
-        if caps.software && caps.subgroups && caps.subgroup_size == (8, 8) {
-            ways.push(self.lanes(&s, inputs, caps));
+        if caps.lanes() && s.stride[0] == 1 {
+            let eights = if s.co <= 8 { 1 } else { 2 };
+            let kernel = KernelSpec::new(wgsl!("ops/conv2d_columns")).set("EIGHTS", eights as u32);
+            let count = s.co.div_ceil(8 * eights) * s.y[0].div_ceil(8) * s.y[1].div_ceil(8) * s.batches;
+            ways.push(self.way("columns", kernel, &s, inputs, caps.grid(count)));
+        } else if caps.lanes() {
+            let kernel = KernelSpec::new(wgsl!("ops/conv2d_lanes"));
+            let count = s.co.div_ceil(16) * s.pixels().div_ceil(32) * s.batches;
+            ways.push(self.way("lanes", kernel, &s, inputs, caps.grid(count)));
         }
-        ways.push(self.baseline(&s, inputs, caps));
+        let tiles = Tiles::new(s.co, s.pixels(), s.batches);
+        let kernel = tiles.fill(KernelSpec::new(wgsl!("ops/conv2d"))).set("ALONG_J", 1);
+        ways.push(self.way(Way::BASELINE, kernel, &s, inputs, caps.grid(tiles.count())));
         ways
     }
 
@@ -248,13 +207,13 @@ impl Op for Convolve {
     fn cases() -> Vec<Case<Self>> {
         use Act::{Gelu, None, Relu, Silu};
         use DType::{BF16, F16, F32};
-        let same = Conv2d::same(3);
+        let same = Conv2d::padded(1);
         let down = Conv2d {
             stride: [2, 2],
             padding: [0, 0, 1, 1],
         };
-        let conv = |stride, padding| Conv2d { stride, padding };
-        let point = Conv2d::same(1);
+        let moved = |stride, padding| Conv2d { stride, padding };
+        let point = Conv2d::padded(0);
         vec![
             case([F32, F32], [1, 1, 1, 1], [1, 1, 1], point, [false, false], None),
             case([F32, F32], [1, 1, 1, 1], [3, 3, 3], same, [true, false], None),
@@ -269,7 +228,7 @@ impl Op for Convolve {
                 [F32, F32],
                 [1, 5, 13, 6],
                 [3, 3, 3],
-                conv([2, 1], [1, 1, 1, 1]),
+                moved([2, 1], [1, 1, 1, 1]),
                 [true, false],
                 None,
             ),
@@ -279,7 +238,7 @@ impl Op for Convolve {
                 [F32, BF16],
                 [1, 6, 11, 9],
                 [5, 1, 1],
-                conv([2, 2], [0; 4]),
+                moved([2, 2], [0; 4]),
                 [true, false],
                 None,
             ),
@@ -287,7 +246,7 @@ impl Op for Convolve {
                 [F32, F32],
                 [1, 3, 11, 10],
                 [6, 5, 5],
-                Conv2d::same(5),
+                Conv2d::padded(2),
                 [true, true],
                 Silu,
             ),
@@ -295,7 +254,7 @@ impl Op for Convolve {
                 [F32, F16],
                 [1, 4, 9, 10],
                 [6, 3, 1],
-                conv([1, 1], [1, 0, 1, 0]),
+                moved([1, 1], [1, 0, 1, 0]),
                 [true, false],
                 None,
             ),
@@ -303,7 +262,7 @@ impl Op for Convolve {
                 [F32, F32],
                 [1, 4, 6, 9],
                 [3, 1, 4],
-                conv([1, 3], [0, 1, 0, 3]),
+                moved([1, 3], [0, 1, 0, 3]),
                 [false, false],
                 None,
             ),
@@ -312,7 +271,7 @@ impl Op for Convolve {
                 [F32, F32],
                 [1, 2, 3, 2],
                 [3, 2, 2],
-                conv([1, 1], [3, 2, 0, 4]),
+                moved([1, 1], [3, 2, 0, 4]),
                 [true, false],
                 None,
             ),
@@ -320,7 +279,7 @@ impl Op for Convolve {
                 [F32, F32],
                 [1, 7, 4, 4],
                 [9, 4, 4],
-                conv([4, 4], [0; 4]),
+                moved([4, 4], [0; 4]),
                 [true, false],
                 None,
             ),
@@ -355,7 +314,7 @@ fn case(
     [x, w]: [DType; 2],
     pictures: [usize; 4],
     [co, kh, kw]: [usize; 3],
-    how: Conv2d,
+    conv: Conv2d,
     [bias, residual]: [bool; 2],
     act: Act,
 ) -> Case<Convolve> {
@@ -370,11 +329,11 @@ fn case(
         TensorType::new(w, [co, pictures[1], kh, kw]),
     ];
     let plain = Convolve {
-        how,
+        conv,
         fused: fused(false, false),
     };
     let op = Convolve {
-        how,
+        conv,
         fused: fused(bias, residual),
     };
     if let Ok(y) = plain.infer(&inputs) {
@@ -393,12 +352,12 @@ mod tests {
             gate,
             ..Fused::default()
         };
-        let how = Conv2d {
+        let conv = Conv2d {
             stride: [stride; 2],
             padding: [padding; 4],
         };
         let ty = |shape: [usize; 4]| TensorType::new(DType::F32, shape);
-        Convolve { how, fused }.infer(&[ty([1, 2, 4, 5]), ty([3, 2, 5, 5])])
+        Convolve { conv, fused }.infer(&[ty([1, 2, 4, 5]), ty([3, 2, 5, 5])])
     }
 
     #[test]

@@ -212,17 +212,26 @@ impl FusedValues<'_> {
         }
     }
 
-    /// Finishes sums of one channel that lie together, such as a plane of a picture. `first` is the index of the first in the
-    /// output.
+    /// Finishes sums of one channel that lie together, such as part of a picture. `first` is the index of the first in the output.
     pub(crate) fn finish_plane(&self, sums: &mut [f32], channel: usize, first: usize) {
         if let Some(bias) = self.bias {
             sums.iter_mut().for_each(|v| *v += bias[channel]);
         }
         self.act.apply_all(sums);
-        if let Some(gate) = self.gate {
-            sums.iter_mut().for_each(|v| *v *= gate[channel]);
-        }
         self.add_residual(sums, first);
+    }
+
+    /// Finishes the sums of a picture, in planes of one channel each, on all threads. `first` is the index of the first in the
+    /// output.
+    pub(crate) fn finish_all_planes(&self, sums: &mut [f32], plane: usize, first: usize) {
+        let finish = |(channel, sums): (usize, &mut [f32])| self.finish_plane(sums, channel, first + channel * plane);
+        #[cfg(feature = "native")]
+        {
+            use rayon::prelude::*;
+            sums.par_chunks_exact_mut(plane).enumerate().for_each(finish);
+        }
+        #[cfg(not(feature = "native"))]
+        sums.chunks_exact_mut(plane).enumerate().for_each(finish);
     }
 
     fn add_residual(&self, values: &mut [f32], first: usize) {

@@ -4,6 +4,7 @@ use super::Act;
 use super::is_activation;
 use super::layer_norm::far_from_zero;
 use super::parallel::{moments, pieces};
+use super::rms_norm::radix;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
@@ -143,7 +144,11 @@ impl Op for GroupNorm {
         };
         let kernel = |file| {
             let kernel = KernelSpec::new(file).elem(x.dtype);
-            kernel.set("WG", wg as u32).set("PER", per as u32)
+            kernel
+                .set("WG", wg as u32)
+                .set("LANES", wg as u32)
+                .set("RADIX", radix(wg))
+                .set("PER", per as u32)
         };
         let first = kernel(wgsl!("ops/group_norm_stats")).slot("row", "held");
         let first = Launch::new(first, &stats, caps.grid(count))

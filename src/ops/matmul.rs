@@ -141,7 +141,7 @@ impl Op for Matmul {
     fn ways(&self, inputs: &[TensorType], _: &TensorType, caps: &Caps) -> Vec<Way> {
         let mut ways = Vec::new();
         // On llvmpipe `lanes` is ahead of `rows` even for one row.
-        if caps.software && caps.subgroups && caps.subgroup_size == (8, 8) {
+        if caps.lanes() {
             ways.push(self.lanes(inputs, caps));
         }
         if (1..=4).contains(&sizes(&inputs[0], &inputs[1])[0]) {

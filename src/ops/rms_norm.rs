@@ -38,8 +38,14 @@ pub(super) fn spread(kernel: KernelSpec, rows: usize, cols: usize, caps: &Caps) 
         .slot("row", if per <= HELD { "held" } else { "streamed" })
         .set("WG", wg)
         .set("LANES", lanes as u32)
+        .set("RADIX", radix(lanes))
         .set("PER", per as u32);
     (kernel, caps.grid(rows.div_ceil(wg as usize / lanes)))
+}
+
+/// Sums of the first of two levels over `lanes` terms, a power of two.
+pub(super) fn radix(lanes: usize) -> u32 {
+    1 << (lanes.ilog2() / 2)
 }
 
 /// Most elements that an invocation keeps in registers.

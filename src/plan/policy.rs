@@ -5,7 +5,13 @@ use crate::gpu::Caps;
 use crate::op::Way;
 
 /// Adapters on which the suite has compared a faster way with its reference. Rows are added when `tests/ops.rs` has passed there.
-const VALIDATED: &[Validated] = &[];
+const VALIDATED: &[Validated] = &[
+    Validated::on_llvmpipe("attention", "lanes"),
+    Validated::on_llvmpipe("conv2d", "columns"),
+    Validated::on_llvmpipe("conv2d", "lanes"),
+    Validated::on_llvmpipe("matmul", "lanes"),
+    Validated::on_llvmpipe("matmul", "rows"),
+];
 
 /// A row of the table: a way of an operator, and the adapters where it has been compared with its reference.
 struct Validated {
@@ -14,6 +20,17 @@ struct Validated {
     backend: &'static str,
     /// Part of the adapter's name.
     adapter: &'static str,
+}
+
+impl Validated {
+    const fn on_llvmpipe(op: &'static str, way: &'static str) -> Self {
+        Self {
+            op,
+            way,
+            backend: "vulkan",
+            adapter: "llvmpipe",
+        }
+    }
 }
 
 /// Rules for choosing ways.

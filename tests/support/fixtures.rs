@@ -63,3 +63,9 @@ pub(crate) fn weights(name: &str) -> Weights {
     let checkpoint = Checkpoint::open(path(name)).unwrap_or_else(|e| panic!("{e}"));
     Weights::new(Arc::new(checkpoint))
 }
+
+/// Weights of a part of the embedded model.
+pub(crate) fn part(name: &str) -> Weights {
+    let checkpoint = Checkpoint::open(scenes(name)).unwrap_or_else(|e| panic!("{e}"));
+    Weights::new(Arc::new(checkpoint))
+}

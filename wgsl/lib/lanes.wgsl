@@ -1,80 +1,76 @@
-// Sums of a subgroup of 8 lanes: up to 16 channels, by eight pixels in each lane. Their indices are constant, since a loop over
-// them would keep them in memory. The caller declares
-//   fn put(at: u32, o: u32, n: u32, p: u32, up: vec4<f32>, low: vec4<f32>), which stores the pixels of channel o + n.
-const EIGHTS: u32 = 2;                       // eights of channels: 1 or 2
+// One subgroup's part of a matrix product on a software adapter: sum_k a[i, k] * b[k, j] for 16 rows and 32 columns.
+// Such an adapter loops over the lanes of a subgroup to load from storage, so what counts is arithmetic per load. A lane holds 16
+// rows of 4 columns, 8 apart; it loads a at its own k and gets the other seven from its neighbours. Sums have constant indices,
+// since a loop over them would keep them in memory.
+// The caller runs subgroups of 8, each on its own, and declares
+//   fn a_rows(i: u32, k: u32) -> vec4<f32>, a[i .. i + 4, k]: any value in rows outside the matrix;
+//   fn b_columns(j: u32, k: u32) -> array<vec4<f32>, 2>, b[.., j + 0, 8, 16, 24] at k and k + 1, where k is even and inside;
+//   fn b_column(j: u32, k: u32) -> vec4<f32>, the same at k alone;
+//   fn put(i: u32, j: u32, sums: vec4<f32>), which stores what lies inside the output.
+enable subgroups;
 
-// The upper and the lower four pixels of each channel.
-alias Sums = array<vec4<f32>, 32>;
+alias Sums = array<vec4<f32>, 16>;
 
-// Adds a column of eight pixels, times one weight of each of 16 channels: a in the lanes for the first eight, b for the others.
-fn add(s: ptr<function, Sums>, a: f32, b: f32, up: vec4<f32>, low: vec4<f32>) {
-    var w = vec4<f32>(subgroupBroadcast(a, 0u));
-    (*s)[0] = fma(w, up, (*s)[0]);
-    (*s)[1] = fma(w, low, (*s)[1]);
-    w = vec4<f32>(subgroupBroadcast(a, 1u));
-    (*s)[2] = fma(w, up, (*s)[2]);
-    (*s)[3] = fma(w, low, (*s)[3]);
-    w = vec4<f32>(subgroupBroadcast(a, 2u));
-    (*s)[4] = fma(w, up, (*s)[4]);
-    (*s)[5] = fma(w, low, (*s)[5]);
-    w = vec4<f32>(subgroupBroadcast(a, 3u));
-    (*s)[6] = fma(w, up, (*s)[6]);
-    (*s)[7] = fma(w, low, (*s)[7]);
-    w = vec4<f32>(subgroupBroadcast(a, 4u));
-    (*s)[8] = fma(w, up, (*s)[8]);
-    (*s)[9] = fma(w, low, (*s)[9]);
-    w = vec4<f32>(subgroupBroadcast(a, 5u));
-    (*s)[10] = fma(w, up, (*s)[10]);
-    (*s)[11] = fma(w, low, (*s)[11]);
-    w = vec4<f32>(subgroupBroadcast(a, 6u));
-    (*s)[12] = fma(w, up, (*s)[12]);
-    (*s)[13] = fma(w, low, (*s)[13]);
-    w = vec4<f32>(subgroupBroadcast(a, 7u));
-    (*s)[14] = fma(w, up, (*s)[14]);
-    (*s)[15] = fma(w, low, (*s)[15]);
-    if EIGHTS == 1 { return; }
-    w = vec4<f32>(subgroupBroadcast(b, 0u));
-    (*s)[16] = fma(w, up, (*s)[16]);
-    (*s)[17] = fma(w, low, (*s)[17]);
-    w = vec4<f32>(subgroupBroadcast(b, 1u));
-    (*s)[18] = fma(w, up, (*s)[18]);
-    (*s)[19] = fma(w, low, (*s)[19]);
-    w = vec4<f32>(subgroupBroadcast(b, 2u));
-    (*s)[20] = fma(w, up, (*s)[20]);
-    (*s)[21] = fma(w, low, (*s)[21]);
-    w = vec4<f32>(subgroupBroadcast(b, 3u));
-    (*s)[22] = fma(w, up, (*s)[22]);
-    (*s)[23] = fma(w, low, (*s)[23]);
-    w = vec4<f32>(subgroupBroadcast(b, 4u));
-    (*s)[24] = fma(w, up, (*s)[24]);
-    (*s)[25] = fma(w, low, (*s)[25]);
-    w = vec4<f32>(subgroupBroadcast(b, 5u));
-    (*s)[26] = fma(w, up, (*s)[26]);
-    (*s)[27] = fma(w, low, (*s)[27]);
-    w = vec4<f32>(subgroupBroadcast(b, 6u));
-    (*s)[28] = fma(w, up, (*s)[28]);
-    (*s)[29] = fma(w, low, (*s)[29]);
-    w = vec4<f32>(subgroupBroadcast(b, 7u));
-    (*s)[30] = fma(w, up, (*s)[30]);
-    (*s)[31] = fma(w, low, (*s)[31]);
+// Rows from i0 on, and columns j0 + 0, 8, 16, 24, of matrices with `depth` products per sum. Wants uniform control flow.
+fn multiply_lanes(i0: u32, j0: u32, depth: u32, lane: u32) {
+    var s: Sums;
+    let whole = depth - depth % 8;
+    for (var k = 0u; k < whole; k += 8) {
+        let a0 = a_rows(i0, k + lane);
+        let a1 = a_rows(i0 + 4, k + lane);
+        let a2 = a_rows(i0 + 8, k + lane);
+        let a3 = a_rows(i0 + 12, k + lane);
+        var b = b_columns(j0, k);
+        add(&s, subgroupBroadcast(a0, 0u), subgroupBroadcast(a1, 0u), subgroupBroadcast(a2, 0u), subgroupBroadcast(a3, 0u), b[0]);
+        add(&s, subgroupBroadcast(a0, 1u), subgroupBroadcast(a1, 1u), subgroupBroadcast(a2, 1u), subgroupBroadcast(a3, 1u), b[1]);
+        b = b_columns(j0, k + 2);
+        add(&s, subgroupBroadcast(a0, 2u), subgroupBroadcast(a1, 2u), subgroupBroadcast(a2, 2u), subgroupBroadcast(a3, 2u), b[0]);
+        add(&s, subgroupBroadcast(a0, 3u), subgroupBroadcast(a1, 3u), subgroupBroadcast(a2, 3u), subgroupBroadcast(a3, 3u), b[1]);
+        b = b_columns(j0, k + 4);
+        add(&s, subgroupBroadcast(a0, 4u), subgroupBroadcast(a1, 4u), subgroupBroadcast(a2, 4u), subgroupBroadcast(a3, 4u), b[0]);
+        add(&s, subgroupBroadcast(a0, 5u), subgroupBroadcast(a1, 5u), subgroupBroadcast(a2, 5u), subgroupBroadcast(a3, 5u), b[1]);
+        b = b_columns(j0, k + 6);
+        add(&s, subgroupBroadcast(a0, 6u), subgroupBroadcast(a1, 6u), subgroupBroadcast(a2, 6u), subgroupBroadcast(a3, 6u), b[0]);
+        add(&s, subgroupBroadcast(a0, 7u), subgroupBroadcast(a1, 7u), subgroupBroadcast(a2, 7u), subgroupBroadcast(a3, 7u), b[1]);
+    }
+    for (var k = whole; k < depth; k++) {
+        add(&s, a_rows(i0, k), a_rows(i0 + 4, k), a_rows(i0 + 8, k), a_rows(i0 + 12, k), b_column(j0, k));
+    }
+
+    put(i0, j0, s[0]);
+    put(i0 + 1, j0, s[1]);
+    put(i0 + 2, j0, s[2]);
+    put(i0 + 3, j0, s[3]);
+    put(i0 + 4, j0, s[4]);
+    put(i0 + 5, j0, s[5]);
+    put(i0 + 6, j0, s[6]);
+    put(i0 + 7, j0, s[7]);
+    put(i0 + 8, j0, s[8]);
+    put(i0 + 9, j0, s[9]);
+    put(i0 + 10, j0, s[10]);
+    put(i0 + 11, j0, s[11]);
+    put(i0 + 12, j0, s[12]);
+    put(i0 + 13, j0, s[13]);
+    put(i0 + 14, j0, s[14]);
+    put(i0 + 15, j0, s[15]);
 }
 
-fn put_all(s: ptr<function, Sums>, at: u32, o: u32, p: u32) {
-    put(at, o, 0, p, (*s)[0], (*s)[1]);
-    put(at, o, 1, p, (*s)[2], (*s)[3]);
-    put(at, o, 2, p, (*s)[4], (*s)[5]);
-    put(at, o, 3, p, (*s)[6], (*s)[7]);
-    put(at, o, 4, p, (*s)[8], (*s)[9]);
-    put(at, o, 5, p, (*s)[10], (*s)[11]);
-    put(at, o, 6, p, (*s)[12], (*s)[13]);
-    put(at, o, 7, p, (*s)[14], (*s)[15]);
-    if EIGHTS == 1 { return; }
-    put(at, o, 8, p, (*s)[16], (*s)[17]);
-    put(at, o, 9, p, (*s)[18], (*s)[19]);
-    put(at, o, 10, p, (*s)[20], (*s)[21]);
-    put(at, o, 11, p, (*s)[22], (*s)[23]);
-    put(at, o, 12, p, (*s)[24], (*s)[25]);
-    put(at, o, 13, p, (*s)[26], (*s)[27]);
-    put(at, o, 14, p, (*s)[28], (*s)[29]);
-    put(at, o, 15, p, (*s)[30], (*s)[31]);
+// Adds the product of 16 rows and 4 columns at one k.
+fn add(s: ptr<function, Sums>, a0: vec4<f32>, a1: vec4<f32>, a2: vec4<f32>, a3: vec4<f32>, b: vec4<f32>) {
+    (*s)[0] = fma(a0.xxxx, b, (*s)[0]);
+    (*s)[1] = fma(a0.yyyy, b, (*s)[1]);
+    (*s)[2] = fma(a0.zzzz, b, (*s)[2]);
+    (*s)[3] = fma(a0.wwww, b, (*s)[3]);
+    (*s)[4] = fma(a1.xxxx, b, (*s)[4]);
+    (*s)[5] = fma(a1.yyyy, b, (*s)[5]);
+    (*s)[6] = fma(a1.zzzz, b, (*s)[6]);
+    (*s)[7] = fma(a1.wwww, b, (*s)[7]);
+    (*s)[8] = fma(a2.xxxx, b, (*s)[8]);
+    (*s)[9] = fma(a2.yyyy, b, (*s)[9]);
+    (*s)[10] = fma(a2.zzzz, b, (*s)[10]);
+    (*s)[11] = fma(a2.wwww, b, (*s)[11]);
+    (*s)[12] = fma(a3.xxxx, b, (*s)[12]);
+    (*s)[13] = fma(a3.yyyy, b, (*s)[13]);
+    (*s)[14] = fma(a3.zzzz, b, (*s)[14]);
+    (*s)[15] = fma(a3.wwww, b, (*s)[15]);
 }

@@ -1,6 +1,6 @@
-// conv2d: y[b, o, p] = epilogue(sum_{c, i, j} w[o, c, i, j] * x[b, c, row(p) + i, col(p) + j]), zero outside x
-// A product of the filters with the patch of each pixel, in tiles. Patches are gathered while a tile is loaded; where an
-// invocation's four pixels begin in x is worked out once.
+// conv2d: y[n, o, r, c] = epilogue(sum_i,u,v x[n, i, r SY + u - TOP, c SX + v - LEFT] * w[o, i, u, v])
+// A matrix product of filters and patches: rows are output channels, columns are pixels. Patches are gathered while a tile is
+// loaded; where those of an invocation's four pixels begin is worked out once.
 //
 // use elem                                  Elem, load, store
 // use weight                                load_weight
@@ -9,30 +9,30 @@
 // use lib/tiles                             ROWS, COLS, LY, multiply_tile, four_of
 
 struct Params {
-    batches: u32,
-    channels: u32,                           // of y
-    k: u32,                                  // elements of a filter
-    height: u32,                             // of x
+    pictures: u32,
+    channels: u32,                           // of x
+    height: u32,
     width: u32,
-    pixels: u32,                             // of a picture of y
-    y_width: u32,
-    stride_y: u32,
-    stride_x: u32,
-    top: u32,                                // padding
-    left: u32,
+    filters: u32,                            // channels of y
+    rows: u32,
+    cols: u32,
 }
 
 const KH: u32 = 3;
 const KW: u32 = 3;
+const SY: u32 = 1;
+const SX: u32 = 1;
+const TOP: u32 = 1;
+const LEFT: u32 = 1;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
 @group(0) @binding(2) var<storage, read> x: array<Elem>;
 
-var<private> batch: u32;
-// First elements of the patches of the invocation's pixels; negative in the padding.
-var<private> rows: vec4<i32>;
-var<private> cols: vec4<i32>;
+var<private> picture: u32;
+// Where the patches of the invocation's pixels begin; above or left of the picture it wraps around.
+var<private> first_row: vec4<u32>;
+var<private> first_col: vec4<u32>;
 
 @compute @workgroup_size(16, LY)
 fn main(
@@ -40,32 +40,33 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_id) local: vec3<u32>,
 ) {
-    // Tiles of channels come first, so that groups that run together share pixels.
-    let tiles_m = (params.channels + ROWS - 1) / ROWS;
-    let tiles = tiles_m * ((params.pixels + COLS - 1) / COLS);
+    // Row tiles come first, so that groups that run together share pixels.
+    let tiles_m = (params.filters + ROWS - 1) / ROWS;
+    let tiles_n = (params.rows * params.cols + COLS - 1) / COLS;
     let flat = flat_group(group, groups);
-    if flat >= tiles * params.batches { return; }
-    batch = flat / tiles;
-    let j0 = flat % tiles / tiles_m * COLS;
-    let at = four_of(j0, local) + vec4<u32>(0, 1, 2, 3);
-    rows = vec4<i32>(at / params.y_width * params.stride_y) - i32(params.top);
-    cols = vec4<i32>(at % params.y_width * params.stride_x) - i32(params.left);
-    multiply_tile(flat % tiles % tiles_m * ROWS, j0, params.k, local);
+    if flat >= tiles_m * tiles_n * params.pictures { return; }
+    picture = flat / (tiles_m * tiles_n);
+    let tile = flat % (tiles_m * tiles_n);
+    let j0 = tile / tiles_m * COLS;
+    let pixels = four_of(j0, local) + vec4<u32>(0, 1, 2, 3);
+    first_row = pixels / params.cols * SY - TOP;
+    first_col = pixels % params.cols * SX - LEFT;
+    multiply_tile(tile % tiles_m * ROWS, j0, params.channels * KH * KW, local);
 }
 
 fn a_at(i: u32, k: u32) -> f32 {
-    if i < params.channels && k < params.k { return load_weight(i * params.k + k); }
+    let depth = params.channels * KH * KW;
+    if i < params.filters && k < depth { return load_weight(i * depth + k); }
     return 0.0;
 }
 
-// Pixels past the last read beyond the picture or another pixel's patch; their sums are not stored.
+// Sums of pixels past the last are not stored, so it does not matter what these read.
 fn b_four(j: u32, k: u32) -> vec4<f32> {
-    let c = k / (KH * KW);
-    let row = vec4<u32>(rows + i32(k % (KH * KW) / KW));
-    let col = vec4<u32>(cols + i32(k % KW));
-    // A negative row or column is a large unsigned one.
-    let inside = (row < vec4<u32>(params.height)) & (col < vec4<u32>(params.width)) & vec4<bool>(k < params.k);
-    let at = ((batch * (params.k / (KH * KW)) + c) * params.height + row) * params.width + col;
+    let channel = k / (KH * KW);
+    let rows = first_row + k / KW % KH;
+    let cols = first_col + k % KW;
+    let inside = (rows < vec4<u32>(params.height)) & (cols < vec4<u32>(params.width)) & vec4<bool>(channel < params.channels);
+    let at = ((picture * params.channels + channel) * params.height + rows) * params.width + cols;
     var v = vec4<f32>();
     if inside.x { v.x = load(x[at.x]); }
     if inside.y { v.y = load(x[at.y]); }
@@ -75,8 +76,9 @@ fn b_four(j: u32, k: u32) -> vec4<f32> {
 }
 
 fn put(i: u32, j: u32, sum: f32) {
-    if i < params.channels && j < params.pixels {
-        let at = (batch * params.channels + i) * params.pixels + j;
+    let plane = params.rows * params.cols;
+    if i < params.filters && j < plane {
+        let at = (picture * params.filters + i) * plane + j;
         y[at] = store(epilogue(sum, at, i));
     }
 }

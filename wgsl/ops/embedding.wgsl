@@ -26,8 +26,9 @@ fn main(
 ) {
     let i = flat_group(group, groups) * WG + lane;
     if i >= params.count { return; }
-    let id = ids[i / params.cols];
+    let t = i / params.cols;
+    let id = ids[t];
     var v = params.nan;
-    if id < params.rows { v = load_weight(id * params.cols + i % params.cols); }
+    if id < params.rows { v = load_weight(id * params.cols + i - t * params.cols); }
     y[i] = store(v);
 }

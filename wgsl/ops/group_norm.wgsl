@@ -5,7 +5,7 @@
 // use gain                                  gain
 // use offset                                offset
 // use act                                   act
-// use lib/reduce                            workgroup_sum
+// use lib/reduce_rows                       row_sum, row_sums
 // use lib/index                             flat_group
 
 struct Params {
@@ -19,6 +19,7 @@ struct Params {
 }
 
 override WG: u32 = 256;
+override LANES: u32 = 256;                   // as WG
 override WHOLE: u32 = 0;                     // 1 if every chunk lies within one channel
 const PER: u32 = 16;                         // elements of an invocation, WG apart; WG * PER is a chunk
 
@@ -40,7 +41,7 @@ fn main(
 
     var s = 0.0;
     for (var j = lane; j < params.chunks; j += WG) { s += size(j) * stats[3u * (g * params.chunks + j)]; }
-    let mean = workgroup_sum(s, lane) / n;
+    let mean = row_sum(s, lane) / n;
 
     var first = 0.0;
     var second = 0.0;
@@ -50,8 +51,9 @@ fn main(
         first += size(j) * d;
         second += size(j) * d * d + stats[at + 2u];
     }
-    let rest = workgroup_sum(first, lane) / n;
-    let variance = max(workgroup_sum(second, lane) / n - rest * rest, 0.0);
+    let sums = row_sums(vec2(first, second), lane) / n;
+    let rest = sums.x;
+    let variance = max(sums.y - rest * rest, 0.0);
     let scale = 1.0 / sqrt(variance + params.eps);
 
     let start = (k % params.chunks) * (WG * PER);

@@ -3,7 +3,7 @@
 //
 // use elem                                  Elem, load
 // use row                                   keep, again
-// use lib/reduce                            workgroup_sum
+// use lib/reduce_rows                       row_sum, row_sums
 // use lib/index                             flat_group
 
 struct Params {
@@ -13,6 +13,7 @@ struct Params {
 }
 
 override WG: u32 = 256;
+override LANES: u32 = 256;                   // as WG
 const PER: u32 = 16;                         // elements of an invocation, WG apart; WG * PER is a chunk
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -41,7 +42,7 @@ fn main(
             s += v;
         }
     }
-    let mean = workgroup_sum(s, lane) / n;
+    let mean = row_sum(s, lane) / n;
 
     var first = 0.0;
     var second = 0.0;
@@ -53,8 +54,9 @@ fn main(
             second += d * d;
         }
     }
-    let rest = workgroup_sum(first, lane) / n;
-    let squares = workgroup_sum(second, lane) - n * rest * rest;
+    let sums = row_sums(vec2(first, second), lane);
+    let rest = sums.x / n;
+    let squares = sums.y - n * rest * rest;
     if lane == 0u {
         stats[3u * j] = mean;
         stats[3u * j + 1u] = rest;

@@ -6,7 +6,7 @@
 // use row                                   keep, again
 // use gain                                  gain
 // use offset                                offset
-// use lib/reduce_rows                       row_sum
+// use lib/reduce_rows                       row_sum, row_sums
 // use lib/index                             flat_group
 
 struct Params {
@@ -39,11 +39,9 @@ fn main(
     var s = 0.0;
     for (var k = 0u; k < PER; k++) {
         let c = begin + k * LANES;
-        if c < cols {
-            let v = load(x[row + c]);
-            keep(k, v);
-            s += v;
-        }
+        let v = select(0.0, load(x[row + c]), c < cols);
+        keep(k, v);
+        s += v;
     }
     let mean = row_sum(s, lane) / n;
 
@@ -51,14 +49,13 @@ fn main(
     var second = 0.0;
     for (var k = 0u; k < PER; k++) {
         let c = begin + k * LANES;
-        if c < cols {
-            let d = again(k, row + c) - mean;
-            first += d;
-            second += d * d;
-        }
+        let d = select(0.0, again(k, row + c) - mean, c < cols);
+        first += d;
+        second += d * d;
     }
-    let low = row_sum(first, lane) / n;
-    let variance = max(row_sum(second, lane) / n - low * low, 0.0);
+    let sums = row_sums(vec2(first, second), lane) / n;
+    let low = sums.x;
+    let variance = max(sums.y - low * low, 0.0);
 
     let scale = 1.0 / sqrt(variance + params.eps);
     for (var k = 0u; k < PER; k++) {

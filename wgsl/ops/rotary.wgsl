@@ -33,8 +33,8 @@ fn main(
         let p = start + k * WG;
         if p >= params.count { return; }
         let row = p / params.half;
-        let i = p % params.half;
-        let angle = (row / params.heads) % params.time * params.half + i;
+        let i = p - row * params.half;
+        let angle = row / params.heads % params.time * params.half + i;
         let lo = row * 2u * params.half + i * params.step;
         let hi = lo + params.gap;
         let a = load(x[lo]);

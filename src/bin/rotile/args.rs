@@ -1,0 +1,356 @@
+//! What the command line understands.
+
+use crate::Usage;
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rotile::diffusion::Rng;
+use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
+use rotile::tensor::DType;
+use std::path::PathBuf;
+
+/// Makes pictures with diffusion models on any GPU, or on the CPU.
+#[derive(Debug, Parser)]
+#[command(name = "rotile", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Print one JSON object on standard output
+    #[arg(long, global = true, display_order = 900)]
+    pub(crate) json: bool,
+    /// Say more (-vv: still more)
+    #[arg(short, long, global = true, display_order = 901, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make pictures from a prompt
+    Generate(GenerateArgs),
+    /// Turn a latent into a picture
+    Decode(DecodeArgs),
+    /// Turn a picture into a latent
+    Encode(EncodeArgs),
+    /// Show what a model consists of and needs, or what is written in a PNG
+    Inspect(InspectArgs),
+    /// Measure how far two pictures are apart
+    Compare(CompareArgs),
+    /// List the adapters, and which one is used and why
+    Devices(DevicesArgs),
+    /// List the kernels, or show the WGSL of one
+    Kernels(KernelsArgs),
+    /// Measure a model, stage by stage, and the operators
+    Bench(BenchArgs),
+}
+
+/// Which model, and where it runs.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// Model folder in diffusers layout [default: the embedded model]
+    #[arg(long, value_name = "FOLDER", env = "ROTILE_MODEL", hide_env_values = true)]
+    model: Option<PathBuf>,
+    /// Text encoder in place of the folder's: safetensors file or folder
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    text_encoder: Option<PathBuf>,
+    /// Transformer in place of the folder's
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    transformer: Option<PathBuf>,
+    /// Autoencoder in place of the folder's
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    vae: Option<PathBuf>,
+    /// Tokenizer in place of the folder's: tokenizer.json, or its folder
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    tokenizer: Option<PathBuf>,
+    /// Scheduler in place of the folder's: scheduler_config.json, or its folder
+    #[arg(long, value_name = "PATH", help_heading = PARTS)]
+    scheduler: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+const PARTS: &str = "Parts of the model";
+
+/// Where to compute.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// auto, cpu, gpu, an index of `rotile devices`, or part of an adapter's name
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        default_value = "auto",
+        env = "ROTILE_DEVICE",
+        hide_env_values = true
+    )]
+    device: DeviceChoice,
+    /// How activations are stored [default: the best for the device]
+    #[arg(long, value_name = "TYPE", env = "ROTILE_DTYPE", hide_env_values = true)]
+    dtype: Option<Storage>,
+    /// Run an operator in a given way, for diagnosis; may be repeated
+    #[arg(long, value_name = "OP=WAY", value_parser = op_way, value_delimiter = ',', env = "ROTILE_KERNEL", hide_env_values = true)]
+    kernel: Vec<(String, String)>,
+}
+
+impl DeviceArgs {
+    pub(crate) fn options(&self) -> Options {
+        Options {
+            device: self.device.clone(),
+            dtype: self.dtype.map(|storage| match storage {
+                Storage::F32 => DType::F32,
+                Storage::F16 => DType::F16,
+            }),
+            kernels: self.kernel.clone(),
+        }
+    }
+}
+
+impl ModelArgs {
+    /// Opens the files; nothing is put on a device yet.
+    pub(crate) fn source(&self, folder: Option<&PathBuf>) -> Result<Source> {
+        let files = Files {
+            folder: folder.or(self.model.as_ref()).cloned(),
+            text_encoder: self.text_encoder.clone(),
+            transformer: self.transformer.clone(),
+            vae: self.vae.clone(),
+            tokenizer: self.tokenizer.clone(),
+            scheduler: self.scheduler.clone(),
+        };
+        if files == Files::default() {
+            embedded()
+        } else {
+            Ok(Source::open(&files)?)
+        }
+    }
+
+    pub(crate) fn open(&self) -> Result<Engine> {
+        Ok(pollster::block_on(Engine::new(
+            self.source(None)?,
+            &self.device.options(),
+        ))?)
+    }
+}
+
+#[cfg(feature = "scenes-tiny")]
+fn embedded() -> Result<Source> {
+    Ok(Source::embedded()?)
+}
+
+#[cfg(not(feature = "scenes-tiny"))]
+fn embedded() -> Result<Source> {
+    Err(Usage("this build has no embedded model: use --model FOLDER".into()).into())
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Storage {
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Generator {
+    Torch,
+    Philox,
+}
+
+impl From<Generator> for Rng {
+    fn from(generator: Generator) -> Self {
+        match generator {
+            Generator::Torch => Self::Torch,
+            Generator::Philox => Self::Philox,
+        }
+    }
+}
+
+fn op_way(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((op, way)) if !op.is_empty() && !way.is_empty() => Ok((op.to_owned(), way.to_owned())),
+        _ => Err("wanted OP=WAY, such as matmul=baseline".into()),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// What the picture shows
+    #[arg(
+        value_name = "PROMPT",
+        required_unless_present = "prompt_option",
+        conflicts_with = "prompt_option"
+    )]
+    prompt: Option<String>,
+    /// The same as an option
+    #[arg(long = "prompt", value_name = "PROMPT")]
+    prompt_option: Option<String>,
+    /// What it does not show; counts with guidance only
+    #[arg(short, long, value_name = "PROMPT", default_value = "", hide_default_value = true)]
+    pub(crate) negative_prompt: String,
+    /// Denoising steps [default: the model's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: Option<u32>,
+    /// Strength of classifier-free guidance, 0 is off [default: the model's]
+    #[arg(long, value_name = "G", value_parser = guidance, allow_negative_numbers = true)]
+    pub(crate) guidance: Option<f32>,
+    /// Seed of the noise, or `random`
+    #[arg(short, long, value_name = "N", default_value = "0", value_parser = seed)]
+    pub(crate) seed: u64,
+    /// Pixels of a row [default: the model's]
+    #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) width: Option<u32>,
+    /// Rows [default: the model's]
+    #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) height: Option<u32>,
+    /// Pictures, with the seed and those that follow it
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) batch: u32,
+    /// Picture to start from; it is brought to the size asked for
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) init_image: Option<PathBuf>,
+    /// How much of the initial picture is made anew, above 0 to 1
+    #[arg(long, value_name = "S", default_value_t = 0.6, value_parser = strength, allow_negative_numbers = true, requires = "init_image")]
+    pub(crate) strength: f32,
+    /// Where the picture goes (.png, .jpg, .webp); several are numbered [default: rotile-SEED.png]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Generator of the noise: PyTorch's on the CPU, or its on CUDA
+    #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
+    pub(crate) rng: Generator,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+impl GenerateArgs {
+    pub(crate) fn prompt(&self) -> Result<&str> {
+        let prompt = self.prompt.as_deref().or(self.prompt_option.as_deref());
+        prompt.ok_or_else(|| Usage("no prompt".into()).into())
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DecodeArgs {
+    /// Safetensors file that holds the latent [1, c, h, w] as the denoising model has it
+    #[arg(value_name = "LATENT")]
+    pub(crate) latent: PathBuf,
+    /// Name of the tensor in it
+    #[arg(long, value_name = "NAME", default_value = "latent")]
+    pub(crate) tensor: String,
+    /// Where the picture goes (.png, .jpg, .webp)
+    #[arg(short, long, value_name = "FILE", default_value = "decoded.png")]
+    pub(crate) out: PathBuf,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EncodeArgs {
+    /// Picture file (PNG, JPEG, WebP)
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: PathBuf,
+    /// Where the latent goes
+    #[arg(short, long, value_name = "FILE", default_value = "latent.safetensors")]
+    pub(crate) out: PathBuf,
+    /// Brings the picture to this width first
+    #[arg(short = 'W', long, value_name = "PIXELS", requires = "height", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) width: Option<u32>,
+    /// Brings the picture to this height first
+    #[arg(short = 'H', long, value_name = "PIXELS", requires = "width", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) height: Option<u32>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Model folder, safetensors file, header-only description (JSON), or PNG picture [default: the embedded model]
+    #[arg(value_name = "PATH", conflicts_with = "model")]
+    pub(crate) path: Option<PathBuf>,
+    /// Plan for this width [default: 1024, or the model's only size]
+    #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) width: Option<u32>,
+    /// Plan for this height [default: 1024, or the model's only size]
+    #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) height: Option<u32>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompareArgs {
+    /// First picture
+    #[arg(value_name = "A")]
+    pub(crate) a: PathBuf,
+    /// Second picture, of the same size
+    #[arg(value_name = "B")]
+    pub(crate) b: PathBuf,
+    /// Writes the difference picture, eight times as strong
+    #[arg(long, value_name = "FILE")]
+    pub(crate) diff: Option<PathBuf>,
+    /// Fails (exit code 1) below this PSNR
+    #[arg(long, value_name = "DB")]
+    pub(crate) min_psnr: Option<f64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesArgs {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KernelsArgs {
+    #[command(subcommand)]
+    pub(crate) action: Option<KernelsAction>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KernelsAction {
+    /// Print the linked WGSL of a kernel
+    Show {
+        /// As `rotile kernels` lists it, or the beginning of that
+        #[arg(value_name = "SPEC", required = true, num_args = 1..)]
+        spec: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Only operators whose name contains this, and no model
+    #[arg(value_name = "OPERATOR")]
+    pub(crate) filter: Option<String>,
+    /// Every case of each operator, not only its last three
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Only the model, or only the operators
+    #[arg(long, value_name = "WHAT", conflicts_with = "filter")]
+    pub(crate) only: Option<BenchWhat>,
+    /// Pixels of a row for the model [default: its own]
+    #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) width: Option<u32>,
+    /// Rows for the model [default: its own]
+    #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) height: Option<u32>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchWhat {
+    Model,
+    Ops,
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    if text == "random" {
+        use std::hash::{BuildHasher as _, RandomState};
+        // Half the range, so that seeds stay short to type.
+        return Ok(RandomState::new().hash_one(std::process::id()) >> 32);
+    }
+    text.parse()
+        .map_err(|_| "wanted a number from 0 to 2^64 - 1, or `random`".into())
+}
+
+fn guidance(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|g: &f32| g.is_finite() && *g >= 0.0);
+    number.ok_or_else(|| "wanted a number of at least 0".into())
+}
+
+fn strength(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|s: &f32| *s > 0.0 && *s <= 1.0);
+    number.ok_or_else(|| "wanted a number above 0, at most 1".into())
+}

@@ -1,0 +1,27 @@
+//! `rotile decode`.
+
+use crate::args::DecodeArgs;
+use crate::progress::Progress;
+use crate::{Usage, latent, output};
+use anyhow::Result;
+use rotile::media::{self, Format};
+use serde_json::json;
+
+pub(crate) fn run(args: &DecodeArgs, as_json: bool) -> Result<()> {
+    let format = Format::of(&args.out.to_string_lossy()).map_err(|e| Usage(e.to_string()))?;
+    media::check_writable(&args.out)?;
+    let latent = latent::read(&args.latent, &args.tensor)?;
+    let progress = Progress::new("decode");
+    let mut engine = args.model.open()?;
+    let image = pollster::block_on(engine.decode(&latent))?;
+    drop(progress);
+    media::write(&args.out, &image.to_bytes(format, &[])?)?;
+    if as_json {
+        return output::json(&json!({
+            "file": args.out.to_string_lossy(),
+            "width": image.width(),
+            "height": image.height(),
+        }));
+    }
+    output::line(args.out.display())
+}

@@ -1,0 +1,115 @@
+//! `rotile generate`.
+
+use crate::args::GenerateArgs;
+use crate::progress::Progress;
+use crate::{cancel_on_signal, output, proceed};
+use anyhow::Result;
+use rotile::diffusion::Rng;
+use rotile::engine::Request;
+use rotile::media::{self, Format, Image};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<()> {
+    let out = args
+        .out
+        .clone()
+        .unwrap_or_else(|| format!("rotile-{}.png", args.seed).into());
+    let files = numbered(&out, args.batch);
+    let format = Format::of(&out.to_string_lossy()).map_err(|e| crate::Usage(e.to_string()))?;
+    // Nothing is computed for a place that cannot be written.
+    for file in &files {
+        media::check_writable(file)?;
+    }
+    let request = Request {
+        prompt: args.prompt()?.to_owned(),
+        negative_prompt: args.negative_prompt.clone(),
+        width: args.width,
+        height: args.height,
+        steps: args.steps,
+        guidance: args.guidance,
+        seed: args.seed,
+        batch: args.batch,
+        rng: Rng::from(args.rng),
+        init_image: args.init_image.as_deref().map(media::read).transpose()?,
+        strength: args.strength,
+    };
+
+    let cancel = cancel_on_signal()?;
+    let mut progress = Progress::new("load");
+    let start = Instant::now();
+    let mut engine = args.model.open()?;
+    proceed(&cancel)?;
+    let loaded = start.elapsed();
+    let pictures = pollster::block_on(engine.generate(&request, |event| progress.show(event), &cancel))?;
+    let seconds = start.elapsed();
+    let notes = std::mem::take(&mut progress.notes);
+    drop(progress);
+    let (planned, allocated) = engine.bytes();
+    let (device, reason) = engine.device();
+    if verbose {
+        eprintln!(
+            "device: {device} ({reason})\nmemory: {planned}; allocated {:.2} MiB",
+            allocated.total() as f64 / f64::from(1 << 20)
+        );
+        for choice in engine.choices() {
+            eprintln!("kernel: {}={}: {}", choice.op, choice.way, choice.reason);
+        }
+    }
+
+    // All are encoded before the first is written.
+    let encode = |image: &Image, text: &[(String, String)]| image.to_bytes(format, text);
+    let encoded = pictures
+        .iter()
+        .map(|p| encode(&p.image, &p.settings))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut list = Vec::new();
+    for ((picture, file), bytes) in pictures.iter().zip(&files).zip(encoded) {
+        proceed(&cancel)?;
+        media::write(file, &bytes)?;
+        if !as_json {
+            output::line(file.display())?;
+        }
+        let settings: Map<_, _> = picture
+            .settings
+            .iter()
+            .map(|(k, v)| (k.clone(), Value::from(v.as_str())))
+            .collect();
+        list.push(json!({
+            "file": file.to_string_lossy(),
+            "width": picture.image.width(),
+            "height": picture.image.height(),
+            "seed": picture.seed,
+            "settings": settings,
+        }));
+    }
+    if as_json {
+        output::json(&json!({
+            "pictures": list,
+            "notes": notes,
+            "device": device,
+            "device_reason": reason,
+            "bytes": { "planned": planned.total(), "allocated": allocated.total() },
+            "seconds": {
+                "load": output::number(loaded.as_secs_f64(), 3),
+                "generate": output::number((seconds - loaded).as_secs_f64(), 3),
+            },
+        }))?;
+    }
+    Ok(())
+}
+
+/// `a.png` for one picture, `a-1.png`, `a-2.png` for two.
+fn numbered(out: &Path, batch: u32) -> Vec<PathBuf> {
+    if batch == 1 {
+        return vec![out.to_owned()];
+    }
+    let stem = out.file_stem().unwrap_or_default().to_string_lossy();
+    let ending = out
+        .extension()
+        .map_or(String::new(), |e| format!(".{}", e.to_string_lossy()));
+    (1..=batch)
+        .map(|i| out.with_file_name(format!("{stem}-{i}{ending}")))
+        .collect()
+}

@@ -1,0 +1,82 @@
+//! `rotile kernels`.
+
+use crate::args::{KernelsAction, KernelsArgs};
+use crate::{Usage, output};
+use anyhow::Result;
+use rotile::gpu::Caps;
+use rotile::gpu::wgsl::KernelSpec;
+use rotile::ops::OPS;
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// Kernels by name, each with the operators and ways that launch it.
+type Kernels = BTreeMap<String, (KernelSpec, Vec<(&'static str, &'static str)>)>;
+
+pub(crate) fn run(args: &KernelsArgs, as_json: bool) -> Result<()> {
+    let kernels = kernels()?;
+    if let Some(KernelsAction::Show { spec }) = &args.action {
+        return show(&kernels, &spec.join(" "), as_json);
+    }
+    let users = |users: &[(&str, &str)]| users.iter().map(|(op, way)| format!("{op}={way}")).collect::<Vec<_>>();
+    if as_json {
+        let list: Vec<_> = kernels
+            .iter()
+            .map(|(name, (_, by))| json!({ "kernel": name, "ways": users(by) }))
+            .collect();
+        return output::json(&json!({ "kernels": list }));
+    }
+    for (name, (_, by)) in &kernels {
+        output::line(format_args!("{name:<60} {}", users(by).join(" ")))?;
+    }
+    Ok(())
+}
+
+fn show(kernels: &Kernels, wanted: &str, as_json: bool) -> Result<()> {
+    let mut fitting: Vec<_> = kernels.iter().filter(|(name, _)| name.starts_with(wanted)).collect();
+    if let Some(exact) = kernels.get_key_value(wanted) {
+        fitting = vec![exact];
+    }
+    let [(name, (spec, _))] = fitting[..] else {
+        let names: Vec<_> = fitting.iter().map(|(name, _)| format!("\n  {name}")).collect();
+        return Err(match names.len() {
+            0 => Usage(format!("no kernel `{wanted}`; `rotile kernels` lists them")),
+            n => Usage(format!("{n} kernels begin with `{wanted}`:{}", names.concat())),
+        }
+        .into());
+    };
+    let linked = spec.link()?;
+    if as_json {
+        let overrides: BTreeMap<_, _> = linked.overrides.iter().copied().collect();
+        return output::json(&json!({ "kernel": name, "overrides": overrides, "wgsl": linked.text }));
+    }
+    for (name, value) in &linked.overrides {
+        output::line(format_args!("// override {name} = {value}"))?;
+    }
+    output::line(linked.text.trim_end())
+}
+
+/// Every kernel that the cases of the operators launch on an adapter with all features.
+fn kernels() -> Result<Kernels> {
+    let caps = Caps {
+        f16: true,
+        subgroups: true,
+        ..Caps::baseline()
+    };
+    let mut kernels = Kernels::new();
+    for entry in OPS {
+        for case in (entry.cases)() {
+            let output = case.op.infer(&case.inputs)?;
+            for way in case.op.ways(&case.inputs, &output, &caps) {
+                for launch in way.launches {
+                    let (_, users) = kernels
+                        .entry(launch.kernel.to_string())
+                        .or_insert((launch.kernel, Vec::new()));
+                    if !users.contains(&(entry.name, way.name)) {
+                        users.push((entry.name, way.name));
+                    }
+                }
+            }
+        }
+    }
+    Ok(kernels)
+}

@@ -1,0 +1,131 @@
+//! Layers that models share.
+
+use crate::checkpoint::Weights;
+use crate::error::{Result, ShapeError};
+use crate::graph::{Graph, Value};
+use crate::ops::{Act, Conv2d, Epilogue};
+use crate::tensor::{DType, Tensor};
+
+/// `x w^T`, with the `weight` below `w` of `out` rows.
+pub(super) fn linear(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
+    let inner = g.shape(x).last();
+    let weight = g.weight(w, "weight", [out, inner])?;
+    Ok(g.matmul(x, weight, epilogue)?)
+}
+
+/// `x w^T + b`.
+pub(super) fn linear_bias(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
+    let bias = g.vector(w, "bias", out)?;
+    linear(g, w, x, out, epilogue.bias(bias))
+}
+
+/// RMS norm over the last axis, with the `weight` below `w`.
+pub(super) fn rms_norm(g: &mut Graph, w: &Weights, x: Value, eps: f32) -> Result<Value> {
+    let weight = g.vector(w, "weight", g.shape(x).last())?;
+    Ok(g.rms_norm(x, Some(weight), eps)?)
+}
+
+/// Group norm with the `weight` and `bias` below `w`.
+pub(super) fn group_norm(g: &mut Graph, w: &Weights, x: Value, groups: usize, act: Act) -> Result<Value> {
+    const EPS: f32 = 1e-6;
+    let channels = channels(g, x);
+    let weight = g.vector(w, "weight", channels)?;
+    let bias = g.vector(w, "bias", channels)?;
+    Ok(g.group_norm(x, weight, bias, groups, EPS, act)?)
+}
+
+/// A square convolution to `out` channels with the `weight` and `bias` below `w`.
+pub(super) fn conv(
+    g: &mut Graph,
+    w: &Weights,
+    x: Value,
+    (out, kernel): (usize, usize),
+    attributes: Conv2d,
+    epilogue: Epilogue,
+) -> Result<Value> {
+    let weight = g.weight(w, "weight", [out, channels(g, x), kernel, kernel])?;
+    let bias = g.vector(w, "bias", out)?;
+    Ok(g.conv2d(x, weight, attributes, epilogue.bias(bias))?)
+}
+
+/// A 3x3 convolution that keeps the size.
+pub(super) fn conv3(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
+    let same = Conv2d {
+        stride: [1, 1],
+        padding: [1; 4],
+    };
+    conv(g, w, x, (out, 3), same, epilogue)
+}
+
+/// A 1x1 convolution.
+pub(super) fn conv1(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
+    let point = Conv2d {
+        stride: [1, 1],
+        padding: [0; 4],
+    };
+    conv(g, w, x, (out, 1), point, epilogue)
+}
+
+/// Channels of `[n, c, ..]`; 0, which no weight has, where there is no such axis.
+pub(super) fn channels(g: &Graph, x: Value) -> usize {
+    g.shape(x).get(1).copied().unwrap_or(0)
+}
+
+/// `[t, h * d]` as the `[1, t, h, d]` that attention takes.
+pub(super) fn heads(g: &mut Graph, x: Value, head_dim: usize) -> Result<Value, ShapeError> {
+    let (tokens, width) = (g.shape(x)[0], g.shape(x).last());
+    g.reshape(x, [1, tokens, width / head_dim, head_dim])
+}
+
+/// `[1, t, h, d]` back to `[t, h * d]`.
+pub(super) fn merge(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
+    let [_, tokens, heads, head_dim] = g.shape(x)[..] else {
+        return Err(ShapeError::new("merge", &[g.ty(x).clone()], "wants [1, t, h, d]"));
+    };
+    g.reshape(x, [tokens, heads * head_dim])
+}
+
+/// A value from the host, in the element type of the graph's activations.
+pub(super) fn activation(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
+    cast(g, x, g.dtype())
+}
+
+/// A result for the host.
+pub(super) fn result(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
+    cast(g, x, DType::F32)
+}
+
+fn cast(g: &mut Graph, x: Value, dtype: DType) -> Result<Value, ShapeError> {
+    if g.ty(x).dtype == dtype {
+        Ok(x)
+    } else {
+        g.cast(x, dtype)
+    }
+}
+
+/// Cosines and sines of rotary angles, `[t, d / 2]` each: pair `i` of axis `a` turns by `position[a] * theta^(-2i / dims[a])`.
+///
+/// A position has one entry per axis; the axes' pairs follow one another. Angles are rounded to `f32`, as PyTorch's are.
+pub fn rotary_table<const AXES: usize>(
+    positions: &[[usize; AXES]],
+    dims: &[usize; AXES],
+    theta: f64,
+) -> (Tensor, Tensor) {
+    let frequencies: Vec<Vec<f64>> = dims
+        .iter()
+        .map(|&dim| (0..dim / 2).map(|i| theta.powf(-2.0 * i as f64 / dim as f64)).collect())
+        .collect();
+    let angles = || {
+        positions.iter().flat_map(|position| {
+            position
+                .iter()
+                .zip(&frequencies)
+                .flat_map(|(&p, axis)| axis.iter().map(move |f| f64::from((p as f64 * f) as f32)))
+        })
+    };
+    let shape = [positions.len(), frequencies.iter().map(Vec::len).sum()];
+    (
+        Tensor::new(shape, angles().map(|a| a.cos() as f32).collect()),
+        Tensor::new(shape, angles().map(|a| a.sin() as f32).collect()),
+    )
+}

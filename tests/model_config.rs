@@ -1,0 +1,255 @@
+//! Detection of models from shapes, and what their configurations refuse.
+
+#[path = "support/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{part, path, weights};
+use rotile::checkpoint::{Checkpoint, CheckpointError, Weights};
+use rotile::graph::{Graph, Source};
+use rotile::models::{Model, autoencoder_kl, qwen3, z_image};
+use rotile::tensor::{DType, TensorType};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Names of the weights that a graph reads.
+fn used(g: &Graph) -> BTreeSet<String> {
+    g.values()
+        .filter_map(|v| match g.source(v) {
+            Source::Weight(name) => Some(name.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Tensors of a checkpoint that a graph does not read.
+fn unused(g: &Graph, w: &Weights) -> Vec<String> {
+    let used = used(g);
+    let names = w.checkpoint().tensors().map(|info| info.name.clone());
+    names.filter(|name| !used.contains(name)).collect()
+}
+
+#[test]
+fn published_models_are_read_from_descriptions() {
+    let w = weights("manifests/z_image_turbo_transformer.json");
+    let Ok(Model::ZImage(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    assert_eq!(
+        (cfg.dim, cfg.heads, cfg.layers, cfg.noise_refiners, cfg.context_refiners),
+        (3840, 30, 30, 2, 2)
+    );
+    assert_eq!(
+        (cfg.modulation_dim, cfg.timestep_hidden, cfg.axes_dims),
+        (256, 1024, [32, 48, 48])
+    );
+    let mut g = Graph::new(DType::F32);
+    let latent = g.input("latent", TensorType::new(DType::F32, [16, 128, 128]));
+    let t = g.input("t", TensorType::new(DType::F32, [1]));
+    let caption = g.input("caption", TensorType::new(DType::F32, [77, 2560]));
+    let out = z_image::transformer(&mut g, &w, &cfg, latent, t, caption).expect("builds");
+    assert_eq!(&g.shape(out)[..], [16, 128, 128]);
+    // 4096 picture tokens need no padding.
+    assert_eq!(unused(&g, &w), ["x_pad_token"]);
+
+    let w = weights("manifests/qwen3_4b_text_encoder.json");
+    let Ok(Model::Qwen3(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    assert_eq!(
+        (cfg.hidden, cfg.layers, cfg.heads, cfg.kv_heads, cfg.head_dim),
+        (2560, 36, 32, 8, 128)
+    );
+    let mut g = Graph::new(DType::F32);
+    let ids = g.input("ids", TensorType::new(DType::U32, [77]));
+    let out = qwen3::encoder(&mut g, &w, &cfg, ids).expect("builds");
+    assert_eq!(&g.shape(out)[..], [77, 2560]);
+    // The last layer and the final norm come after what the pipeline takes.
+    let rest = unused(&g, &w);
+    assert!(
+        rest.iter()
+            .all(|n| n.starts_with("layers.35.") || n == "norm.weight" || n == "lm_head.weight"),
+        "{rest:?}"
+    );
+
+    let w = weights("manifests/flux1_vae.json");
+    let Ok(Model::AutoencoderKl(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    let half = cfg.decoder.clone().expect("there");
+    assert_eq!(
+        (half.channels, half.blocks, half.attention, half.quant),
+        (vec![128, 256, 512, 512], 3, true, false)
+    );
+    assert_eq!(
+        (cfg.groups, cfg.scaling, cfg.shift, cfg.factor()),
+        (32, 0.3611, 0.1159, 8)
+    );
+    let mut g = Graph::new(DType::F32);
+    let latent = g.input("latent", TensorType::new(DType::F32, [1, 16, 128, 128]));
+    let image = autoencoder_kl::decoder(&mut g, &w, &cfg, latent).expect("builds");
+    assert_eq!(&g.shape(image)[..], [1, 3, 1024, 1024]);
+    let (mean, _) = autoencoder_kl::encoder(&mut g, &w, &cfg, image).expect("builds");
+    assert_eq!(&g.shape(mean)[..], [1, 16, 128, 128]);
+    assert_eq!(unused(&g, &w), [""; 0]);
+}
+
+#[test]
+fn shapes_alone_give_the_published_settings() {
+    for name in ["z_image_turbo_transformer", "qwen3_4b_text_encoder", "flux1_vae"] {
+        let with = Checkpoint::open(path(&format!("manifests/{name}.json"))).expect("there");
+        let bare = Checkpoint::open(path(&format!("manifests/{name}.json")))
+            .expect("there")
+            .with_config(None);
+        let (mut with, bare) = (Model::read(&with).expect("known"), Model::read(&bare).expect("known"));
+        if let Model::ZImage(cfg) = &mut with {
+            // The description has the class default, which is smaller than the published one.
+            assert_eq!(cfg.axes_lens, [1024, 512, 512]);
+            cfg.axes_lens = [1536, 512, 512];
+        }
+        assert_eq!(with, bare);
+    }
+}
+
+#[test]
+fn contradictions_between_config_and_tensors_are_errors() {
+    let cases = [
+        ("dit_zimage", json!({ "dim": 96 }), "`dim`"),
+        ("dit_zimage", json!({ "n_refiner_layers": 1 }), "n_refiner_layers"),
+        ("dit_zimage", json!({ "axes_dims": [4, 4, 4] }), "axes_dims"),
+        ("dit_zimage", json!({ "axes_dims": [16] }), "axes_dims"),
+        ("dit_zimage", json!({ "rope_theta": "x" }), "rope_theta"),
+        ("text_qwen3", json!({ "num_hidden_layers": 3 }), "num_hidden_layers"),
+        ("text_qwen3", json!({ "hidden_act": "gelu" }), "hidden_act"),
+        (
+            "text_qwen3",
+            json!({ "rope_scaling": { "type": "yarn" } }),
+            "rope_scaling",
+        ),
+        ("text_qwen3", json!({ "rms_norm_eps": -1 }), "rms_norm_eps"),
+        (
+            "vae_flux1",
+            json!({ "block_out_channels": [8, 16, 32, 64] }),
+            "block_out_channels",
+        ),
+        ("vae_flux1", json!({ "norm_num_groups": 3 }), "groups"),
+        ("vae_flux1", json!({}), "groups"),
+        ("vae_flux1", json!({ "use_quant_conv": true }), "use_quant_conv"),
+        ("vae_flux1", json!([]), "groups"),
+    ];
+    for (file, config, word) in cases {
+        let checkpoint = Checkpoint::open(path(file)).expect("there").with_config(Some(config));
+        let error = Model::read(&checkpoint).expect_err("a contradiction");
+        assert!(matches!(error, CheckpointError::Config { .. }), "{error}");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn other_files_are_unknown() {
+    let io = Checkpoint::open(path("dit_zimage/io.safetensors")).expect("there");
+    let error = Model::read(&io).expect_err("no model");
+    assert!(matches!(error, CheckpointError::UnknownModel { .. }), "{error}");
+}
+
+#[test]
+fn a_missing_or_wrong_tensor_is_named() {
+    let text = std::fs::read_to_string(path("manifests/flux1_vae.json")).expect("there");
+    let whole: serde_json::Value = serde_json::from_str(&text).expect("valid");
+    let build = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = whole.clone();
+        change(&mut json["tensors"]);
+        let checkpoint = Checkpoint::describe("vae.json", &json.to_string()).expect("valid");
+        let Ok(Model::AutoencoderKl(cfg)) = Model::read(&checkpoint) else {
+            panic!("not detected")
+        };
+        let w = Weights::new(Arc::new(checkpoint));
+        let mut g = Graph::new(DType::F32);
+        let latent = g.input("latent", TensorType::new(DType::F32, [1, 16, 8, 8]));
+        autoencoder_kl::decoder(&mut g, &w, &cfg, latent)
+            .map(|_| ())
+            .expect_err("not the model's tensors")
+            .to_string()
+    };
+    let name = "decoder.up_blocks.1.resnets.2.norm2.bias";
+    let missing = build(&|tensors| {
+        tensors.as_object_mut().expect("names").shift_remove(name);
+    });
+    assert!(
+        missing.starts_with(&format!("vae.json: no tensor `{name}`; the nearest is")),
+        "{missing}"
+    );
+    let wrong = build(&|tensors| tensors[name] = json!(["BF16", [7]]));
+    assert_eq!(
+        wrong,
+        format!("vae.json: `{name}` has shape [7], the model wants [512]")
+    );
+    let kind = build(&|tensors| tensors[name] = json!(["I8", [512]]));
+    assert_eq!(kind, format!("vae.json: `{name}` is I8; wanted F32, F16 or BF16"));
+}
+
+#[test]
+fn sizes_beyond_the_positions_are_refused() {
+    let w = weights("dit_zimage");
+    let Ok(Model::ZImage(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    for (shape, tokens, word) in [
+        ([16, 1026, 2], 32, "rows"),
+        ([16, 2, 1026], 32, "columns"),
+        ([16, 2, 2], 1535, "caption"),
+    ] {
+        let mut g = Graph::new(DType::F32);
+        let latent = g.input("latent", TensorType::new(DType::F32, shape));
+        let t = g.input("t", TensorType::new(DType::F32, [1]));
+        let caption = g.input("caption", TensorType::new(DType::F32, [tokens, 64]));
+        let error = z_image::transformer(&mut g, &w, &cfg, latent, t, caption).expect_err("too large");
+        assert!(error.to_string().contains(word), "{error}");
+    }
+}
+
+#[test]
+fn unused_weights_of_the_embedded_model_are_those_after_the_embeddings() {
+    let w = part("text_encoder");
+    let Ok(Model::Qwen3(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    let mut g = Graph::new(DType::F32);
+    let ids = g.input("ids", TensorType::new(DType::U32, [8]));
+    qwen3::encoder(&mut g, &w, &cfg, ids).expect("builds");
+    let counts = unused(&g, &w).iter().fold(BTreeMap::new(), |mut counts, name| {
+        *counts.entry(name.starts_with("layers.2.")).or_insert(0) += 1;
+        counts
+    });
+    assert_eq!(counts, BTreeMap::from([(true, 11), (false, 1)]));
+}
+
+#[test]
+fn half_precision_activations_stay_inside() {
+    let mut g = Graph::new(DType::F16);
+    let w = weights("manifests/z_image_turbo_transformer.json");
+    let Ok(Model::ZImage(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    let latent = g.input("latent", TensorType::new(DType::F32, [16, 12, 10]));
+    let t = g.input("t", TensorType::new(DType::F32, [1]));
+    let caption = g.input("caption", TensorType::new(DType::F32, [33, 2560]));
+    let out = z_image::transformer(&mut g, &w, &cfg, latent, t, caption).expect("builds");
+    assert_eq!(g.ty(out).dtype, DType::F32);
+    let w = weights("manifests/qwen3_4b_text_encoder.json");
+    let Ok(Model::Qwen3(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    let ids = g.input("ids", TensorType::new(DType::U32, [5]));
+    let out = qwen3::encoder(&mut g, &w, &cfg, ids).expect("builds");
+    assert_eq!(g.ty(out).dtype, DType::F32);
+    let w = weights("manifests/flux1_vae.json");
+    let Ok(Model::AutoencoderKl(cfg)) = Model::read(w.checkpoint()) else {
+        panic!("not detected")
+    };
+    let latent = g.input("vae", TensorType::new(DType::F32, [1, 16, 4, 4]));
+    let image = autoencoder_kl::decoder(&mut g, &w, &cfg, latent).expect("builds");
+    assert_eq!(g.ty(image).dtype, DType::F32);
+    let (mean, logvar) = autoencoder_kl::encoder(&mut g, &w, &cfg, image).expect("builds");
+    assert_eq!((g.ty(mean).dtype, g.ty(logvar).dtype), (DType::F32, DType::F32));
+}

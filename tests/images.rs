@@ -94,7 +94,7 @@ fn request(run: &str) -> Request {
 
 fn follows_diffusers(run: &str, bars: &Bars) {
     let Some(mut engine) = engine(bars) else { return };
-    let stored = Checkpoint::open(&reference(&format!("{run}.safetensors"))).expect("the reference opens");
+    let stored = Checkpoint::open(reference(&format!("{run}.safetensors"))).expect("the reference opens");
     let load = |name: &str| stored.load(name, DType::F32).expect("a stored tensor").data;
     let request = request(run);
 
@@ -151,9 +151,52 @@ runs! {
     run_c_on_the_gpu_in_half_precision: "run_c" on GPU_F16;
 }
 
+/// The random pipeline of the fixtures, opened as a folder: latents that need padding, guidance, and its normalization.
+#[test]
+fn a_folder_of_random_weights_follows_diffusers() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/reference/pipe_zimage");
+    let stored = Checkpoint::open(folder.join("io.safetensors")).expect("the reference opens");
+    let load = |name: &str| stored.load(name, DType::F32).expect("a stored tensor").data;
+    let base = || Request::new("a photo of a cat").negative_prompt("blurry, low quality");
+    let normalized = Request {
+        cfg_normalization: 1.0,
+        ..base().size(64, 64).steps(3).guidance(4.0).seed(701)
+    };
+    let runs = [
+        ("turbo", base().size(96, 64).steps(4).guidance(0.0).seed(700)),
+        ("cfg", base().size(64, 64).steps(3).guidance(3.0).seed(701)),
+        ("cfg_norm", normalized),
+    ];
+    for (bars, limit) in [(&CPU, 2e-5), (&GPU, 2e-4)] {
+        if bars.device != DeviceChoice::Cpu && support::gpu().is_none() {
+            continue;
+        }
+        let options = Options {
+            device: bars.device.clone(),
+            ..Options::default()
+        };
+        let mut engine = pollster::block_on(Engine::load(&folder, &options)).expect("the folder loads");
+        for (run, request) in &runs {
+            let mut errors = Vec::new();
+            let on = |event| {
+                if let Event::Step { step, latent, .. } = event {
+                    errors.push(relative_rms(&latent.data, &load(&format!("{run}.latents.{}", step - 1))));
+                }
+            };
+            let pictures = pollster::block_on(engine.generate(request, on, &Cancel::new())).expect("a picture");
+            let decoded = pollster::block_on(engine.pipeline().decode(&pictures[0].latent)).expect("a picture");
+            let decoded: Vec<f32> = decoded.data.iter().map(|v| v * 2.0 - 1.0).collect();
+            errors.push(relative_rms(&decoded, &load(&format!("{run}.decoded"))));
+            let list: Vec<_> = errors.iter().map(|e| format!("{e:.1e}")).collect();
+            println!("{run} on {}: latents and picture {}", bars.name, list.join(" "));
+            assert!(errors.iter().all(|e| *e <= limit), "{run} on {}: {errors:?}", bars.name);
+        }
+    }
+}
+
 #[test]
 fn encode_and_decode_follow_diffusers() {
-    let stored = Checkpoint::open(&reference("vae.safetensors")).expect("the reference opens");
+    let stored = Checkpoint::open(reference("vae.safetensors")).expect("the reference opens");
     let load = |name: &str| stored.load(name, DType::F32).expect("a stored tensor").data;
     let (images, means, decoded) = (load("image"), load("mean"), load("decoded"));
     let (pixels, cells) = (3 * 128 * 128, 16 * 16 * 16);

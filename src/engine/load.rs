@@ -70,12 +70,46 @@ pub struct Source {
     pub defaults: Defaults,
 }
 
-#[cfg(feature = "scenes-tiny")]
+/// The files of a model in memory: what a browser has fetched.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    /// `model_index.json`.
+    pub index: Vec<u8>,
+    /// Weights and `config.json` of the text encoder.
+    pub text_encoder: (Arc<[u8]>, Vec<u8>),
+    /// Weights and `config.json` of the transformer.
+    pub transformer: (Arc<[u8]>, Vec<u8>),
+    /// Weights and `config.json` of the VAE.
+    pub vae: (Arc<[u8]>, Vec<u8>),
+    /// `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `scheduler_config.json`.
+    pub scheduler: Vec<u8>,
+}
+
 impl Source {
+    /// A model whose files are in memory.
+    ///
+    /// # Errors
+    /// If a file is unusable; the message names the part.
+    pub fn from_memory(name: &str, files: Memory) -> Result<Self> {
+        let open = |part: &str, (weights, config): (Arc<[u8]>, Vec<u8>)| {
+            let checkpoint = Checkpoint::from_bytes(&format!("{name}/{part}"), weights)?;
+            configured(checkpoint, &config)
+        };
+        let parts = [
+            open("text_encoder", files.text_encoder)?,
+            open("transformer", files.transformer)?,
+            open("vae", files.vae)?,
+        ];
+        Self::assemble(name, parts, &files.tokenizer, &files.scheduler, &files.index)
+    }
+
     /// The small model that is compiled into the crate.
     ///
     /// # Errors
     /// If it is damaged, which the tests rule out.
+    #[cfg(feature = "scenes-tiny")]
     pub fn embedded() -> Result<Self> {
         macro_rules! file {
             ($path:literal) => {
@@ -86,39 +120,70 @@ impl Source {
                 ))
             };
         }
-        let part = |name: &str, weights: &'static [u8], config: &[u8]| {
-            let checkpoint = Checkpoint::from_static(&format!("scenes-tiny/{name}"), weights)?;
-            let config = parse(&format!("scenes-tiny/{name}/config.json"), config)?;
-            Ok::<_, CheckpointError>(Arc::new(checkpoint.with_config(Some(config))))
+        let open = |part: &str, weights: &'static [u8], config: &[u8]| {
+            let checkpoint = Checkpoint::from_static(&format!("scenes-tiny/{part}"), weights)?;
+            configured(checkpoint, config)
         };
-        let parts = Parts {
-            text_encoder: part(
+        let parts = [
+            open(
                 "text_encoder",
                 file!("text_encoder/model.safetensors"),
                 file!("text_encoder/config.json"),
             )?,
-            transformer: part(
+            open(
                 "transformer",
                 file!("transformer/diffusion_pytorch_model.safetensors"),
                 file!("transformer/config.json"),
             )?,
-            vae: part(
+            open(
                 "vae",
                 file!("vae/diffusion_pytorch_model.safetensors"),
                 file!("vae/config.json"),
             )?,
-            tokenizer: Tokenizer::from_bytes("scenes-tiny/tokenizer.json", file!("tokenizer/tokenizer.json"))?,
-            scheduler: Scheduler::from_config(
-                file!("scheduler/scheduler_config.json"),
-                "scenes-tiny/scheduler_config.json",
-            )?,
-        };
-        let index = parse("scenes-tiny/model_index.json", file!("model_index.json"))?;
+        ];
+        let (tokenizer, scheduler) = (
+            file!("tokenizer/tokenizer.json"),
+            file!("scheduler/scheduler_config.json"),
+        );
+        Self::assemble("scenes-tiny", parts, tokenizer, scheduler, file!("model_index.json"))
+    }
+
+    fn assemble(
+        name: &str,
+        [text_encoder, transformer, vae]: [Arc<Checkpoint>; 3],
+        tokenizer: &[u8],
+        scheduler: &[u8],
+        index: &[u8],
+    ) -> Result<Self> {
+        let file = format!("{name}/model_index.json");
+        let index = parse(&file, index)?;
+        check_class(&file, &index)?;
         Ok(Self {
-            name: "scenes-tiny (embedded)".into(),
-            parts,
+            name: name.to_owned(),
+            parts: Parts {
+                text_encoder,
+                transformer,
+                vae,
+                tokenizer: Tokenizer::from_bytes(&format!("{name}/tokenizer.json"), tokenizer)?,
+                scheduler: Scheduler::from_config(scheduler, &format!("{name}/scheduler_config.json"))?,
+            },
             defaults: Defaults::from_index(&index),
         })
+    }
+}
+
+fn configured(checkpoint: Checkpoint, config: &[u8]) -> Result<Arc<Checkpoint>, CheckpointError> {
+    let config = parse(&format!("{}/config.json", checkpoint.name()), config)?;
+    Ok(Arc::new(checkpoint.with_config(Some(config))))
+}
+
+fn check_class(file: &str, index: &Value) -> Result<(), CheckpointError> {
+    match index["_class_name"].as_str() {
+        Some("ZImagePipeline") => Ok(()),
+        other => Err(CheckpointError::UnknownModel {
+            file: file.to_owned(),
+            reason: format!("pipeline `{}`; known: ZImagePipeline", other.unwrap_or("none")),
+        }),
     }
 }
 
@@ -220,16 +285,6 @@ mod native {
                 parts,
                 defaults: Defaults::from_index(&index),
             })
-        }
-    }
-
-    fn check_class(file: &str, index: &Value) -> Result<(), CheckpointError> {
-        match index["_class_name"].as_str() {
-            Some("ZImagePipeline") => Ok(()),
-            other => Err(CheckpointError::UnknownModel {
-                file: file.to_owned(),
-                reason: format!("pipeline `{}`; known: ZImagePipeline", other.unwrap_or("none")),
-            }),
         }
     }
 

@@ -7,7 +7,7 @@ mod request;
 pub use inspect::{Inspection, PlanLine, Status, TensorLine};
 #[cfg(feature = "native")]
 pub use load::Files;
-pub use load::{Defaults, Source};
+pub use load::{Defaults, Memory, Source};
 pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage};
 
 use crate::backend::Device;
@@ -285,7 +285,11 @@ impl Engine {
             width: request.width.unwrap_or(defaults.width),
             height: request.height.unwrap_or(defaults.height),
             steps: request.steps.unwrap_or(defaults.steps),
-            guidance: Guidance::new(request.guidance.unwrap_or(defaults.guidance)),
+            guidance: Guidance {
+                scale: request.guidance.unwrap_or(defaults.guidance),
+                normalization: request.cfg_normalization,
+                truncation: request.cfg_truncation,
+            },
         };
         check_multiple("width", settings.width, multiple)?;
         check_multiple("height", settings.height, multiple)?;
@@ -296,6 +300,12 @@ impl Engine {
             return Err(Error::Request(format!(
                 "guidance must be 0 or more, got {}",
                 settings.guidance.scale
+            )));
+        }
+        if !(request.cfg_normalization >= 0.0 && (0.0..=1.0).contains(&request.cfg_truncation)) {
+            return Err(Error::Request(format!(
+                "cfg_normalization must be 0 or more and cfg_truncation in 0..=1, got {} and {}",
+                request.cfg_normalization, request.cfg_truncation
             )));
         }
         Ok(settings)

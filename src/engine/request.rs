@@ -60,6 +60,11 @@ pub struct Request {
     pub steps: Option<u32>,
     /// Strength of guidance: `pos + g (pos - neg)`, off at 0.
     pub guidance: Option<f32>,
+    /// Largest norm of a guided prediction, as a multiple of the norm of the positive one: `cfg_normalization` of diffusers, off
+    /// at 0.
+    pub cfg_normalization: f32,
+    /// Model time, from 0 to 1, above which guidance is off: `cfg_truncation` of diffusers; 1 never cuts it off.
+    pub cfg_truncation: f32,
     /// Seed of the first picture; each further one of a batch has the next seed.
     pub seed: u64,
     /// Number of pictures.
@@ -82,6 +87,8 @@ impl Request {
             height: None,
             steps: None,
             guidance: None,
+            cfg_normalization: 0.0,
+            cfg_truncation: 1.0,
             seed: 0,
             batch: 1,
             rng: Rng::default(),

@@ -23,6 +23,8 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
         media::check_writable(file)?;
     }
     let request = Request {
+        cfg_normalization: args.cfg_normalization,
+        cfg_truncation: args.cfg_truncation,
         prompt: args.prompt()?.to_owned(),
         negative_prompt: args.negative_prompt.clone(),
         width: args.width,

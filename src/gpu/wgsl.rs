@@ -43,6 +43,7 @@ pub(crate) use wgsl;
 
 /// Files that others `use`. A file `slot/NAME/CHOICE` is one choice for slot NAME.
 pub const LIBRARY: &[WgslFile] = &[
+    wgsl!("lib/columns"),
     wgsl!("lib/epilogue"),
     wgsl!("lib/index"),
     wgsl!("lib/lanes"),

@@ -1,24 +1,21 @@
-//! `conv2d`: two-dimensional convolution, as neural networks mean it.
+//! `conv2d`: filters over pictures, with a fused epilogue.
 
-use super::epilogue::{Epilogue, Fused};
-use super::tiles::Tiles;
-use super::{is_activation, is_weight};
-use crate::cpu::conv::{Sizes, conv};
+use super::{Act, Epilogue, Fused, is_activation, is_weight, tiles::Tiles};
+use crate::cpu::conv::{self, Sizes};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
-use crate::gpu::wgsl::{KernelSpec, WgslFile, wgsl};
+use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
 use crate::op::{Case, Cost, Launch, Op, Way};
-use crate::ops::Act;
 use crate::tensor::{DType, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
-/// How the filter moves.
+/// How filters move over a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Steps down and across.
+    /// Rows and columns from one patch to the next.
     pub stride: [usize; 2],
-    /// Zeros above, to the left, below, to the right.
+    /// Zeros around the picture: top, left, bottom, right.
     pub padding: [usize; 4],
 }
 
@@ -32,10 +29,11 @@ impl Conv2d {
     }
 }
 
-/// [`Conv2d`] with what is fused behind it.
+/// [`Conv2d`] as an op:
+/// `y[b, o, p, q] = epilogue(sum_{c, i, j} w[o, c, i, j] * x[b, c, p * stride - top + i, q * stride - left + j])`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Convolve {
-    /// How the filter moves.
+    /// How the filters move.
     pub conv: Conv2d,
     /// What happens to the sums.
     pub fused: Fused,
@@ -54,11 +52,12 @@ struct Params {
 }
 
 impl Graph {
-    /// `x` `[n, ci, h, w]` convolved with the weight `w` `[co, ci, kh, kw]`: `[n, co, ..]`. The epilogue may have a bias, an
-    /// activation function and a residual.
+    /// `residual + act(conv(x, w) + bias)` for pictures `x` of `[n, ci, h, w]` and filters `w` of `[co, ci, kh, kw]`:
+    /// `[n, co, p, q]` with `p = (h + top + bottom - kh) / stride + 1` and `q` likewise, typed like `x`.
     ///
     /// # Errors
-    /// If channels differ, the filter is larger than the padded picture, or a part of the epilogue does not fit.
+    /// If the channels differ, `x` is no activation or `w` no F32, F16 or BF16 filter; if a filter is larger than the padded
+    /// picture, a stride is zero, a part of the epilogue does not fit the output, or there is a gate.
     pub fn conv2d(&mut self, x: Value, w: Value, conv: Conv2d, epilogue: Epilogue) -> Result<Value, ShapeError> {
         let fused = epilogue.fused();
         self.push(Convolve { conv, fused }, &epilogue.inputs(&[x, w]))
@@ -66,24 +65,53 @@ impl Graph {
 }
 
 impl Convolve {
-    /// Height and width of the output.
-    fn output(&self, x: &[usize], w: &[usize]) -> Option<[usize; 2]> {
-        let [top, left, bottom, right] = self.conv.padding;
-        let [sy, sx] = self.conv.stride;
-        let rows = (x[2] + top + bottom).checked_sub(w[2])?.checked_div(sy)? + 1;
-        let cols = (x[3] + left + right).checked_sub(w[3])?.checked_div(sx)? + 1;
-        Some([rows, cols])
-    }
-
-    fn sizes(&self, x: &[usize], w: &[usize]) -> Sizes {
-        let [rows, cols] = self.output(x, w).unwrap_or([0, 0]);
+    fn sizes(&self, x: &TensorType, w: &TensorType, y: &TensorType) -> Sizes {
         Sizes {
-            input: [x[1], x[2], x[3]],
-            output: [w[0], rows, cols],
-            kernel: [w[2], w[3]],
+            batches: x.shape[0],
+            ci: x.shape[1],
+            co: w.shape[0],
+            x: [x.shape[2], x.shape[3]],
+            kernel: [w.shape[2], w.shape[3]],
+            y: [y.shape[2], y.shape[3]],
             stride: self.conv.stride,
             before: [self.conv.padding[0], self.conv.padding[1]],
         }
+    }
+
+    fn way(&self, name: &'static str, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType], grid: [u32; 3]) -> Way {
+        let params = Params {
+            pictures: s.batches as u32,
+            channels: s.ci as u32,
+            height: s.x[0] as u32,
+            width: s.x[1] as u32,
+            filters: s.co as u32,
+            rows: s.y[0] as u32,
+            cols: s.y[1] as u32,
+        };
+        let kernel = kernel
+            .elem(inputs[0].dtype)
+            .slot("weight", inputs[1].dtype.name())
+            .set("KH", s.kernel[0] as u32)
+            .set("KW", s.kernel[1] as u32)
+            .set("SY", s.stride[0] as u32)
+            .set("SX", s.stride[1] as u32)
+            .set("TOP", s.before[0] as u32)
+            .set("LEFT", s.before[1] as u32);
+        let launch = Launch::new(self.fused.fill(kernel), &params, grid).inputs(2);
+        Way::single(name, self.fused.bind(launch, 2))
+    }
+
+    /// Extent of the output along an axis, if the filter fits and kernels can count to its end.
+    fn extent(&self, axis: usize, x: usize, kernel: usize) -> Option<usize> {
+        let [before, after] = [self.conv.padding[axis], self.conv.padding[axis + 2]];
+        let padded = x.checked_add(before)?.checked_add(after)?;
+        if padded > i32::MAX as usize {
+            return None;
+        }
+        padded
+            .checked_sub(kernel)?
+            .checked_div(self.conv.stride[axis])?
+            .checked_add(1)
     }
 }
 
@@ -97,88 +125,65 @@ impl Op for Convolve {
         let [x, w, ..] = inputs else {
             return refuse("wants x and w");
         };
-        if !is_activation(x) || x.shape.len() != 4 {
-            return refuse("x must be an activation [n, c, h, w]");
+        if !is_activation(x) || x.shape.len() != 4 || x.shape[2] == 0 || x.shape[3] == 0 {
+            return refuse("x must be an activation [n, ci, h, w] with pixels");
         }
         if !is_weight(w) || w.shape.len() != 4 || w.count() == 0 {
-            return refuse("w must be a weight [filters, channels, height, width] of F32, F16 or BF16");
+            return refuse("w must be a weight [co, ci, kh, kw] of F32, F16 or BF16, and not empty");
         }
         if x.shape[1] != w.shape[1] {
-            return refuse("channels differ: x [n, c, h, w], w [filters, c, ..]");
+            return refuse("channels differ: x [n, ci, h, w], w [co, ci, kh, kw]");
         }
+        if self.conv.stride.iter().any(|s| !(1..=i32::MAX as usize).contains(s)) {
+            return refuse("a stride must be 1 or more");
+        }
+        let extent = |axis: usize| self.extent(axis, x.shape[axis + 2], w.shape[axis + 2]);
+        let (Some(height), Some(width)) = (extent(0), extent(1)) else {
+            return refuse("the filter must fit the padded picture, and that must be smaller than 2^31");
+        };
         if self.fused.gate {
             return refuse("a convolution has no gate");
         }
-        let Some([rows, cols]) = self.output(&x.shape, &w.shape) else {
-            return refuse("the filter is larger than the padded picture, or the stride is 0");
-        };
-        let y = TensorType::new(x.dtype, [x.shape[0], w.shape[0], rows, cols]);
+        let y = TensorType::new(x.dtype, [x.shape[0], w.shape[0], height, width]);
         self.fused.check("conv2d", inputs, 2, &y, w.shape[0])?;
         Ok(y)
     }
 
-    fn ways(&self, inputs: &[TensorType], _: &TensorType, caps: &Caps) -> Vec<Way> {
-        let (x, w) = (&inputs[0], &inputs[1]);
-        let sizes = self.sizes(&x.shape, &w.shape);
-        let [channels, height, width] = sizes.input.map(|n| n as u32);
-        let [filters, rows, cols] = sizes.output;
-        let tiles = Tiles::new(filters, rows * cols, x.shape[0]);
-        let params = Params {
-            pictures: x.shape[0] as u32,
-            channels,
-            height,
-            width,
-            filters: filters as u32,
-            rows: rows as u32,
-            cols: cols as u32,
-        };
-        let set = |kernel: KernelSpec, names: [&'static str; 2], values: [usize; 2]| {
-            kernel.set(names[0], values[0] as u32).set(names[1], values[1] as u32)
-        };
-        let kernel = |file: WgslFile| {
-            let kernel = KernelSpec::new(file).elem(x.dtype).slot("weight", w.dtype.name());
-            let kernel = set(kernel, ["KH", "KW"], sizes.kernel);
-            let kernel = set(kernel, ["SY", "SX"], sizes.stride);
-            self.fused.fill(set(kernel, ["TOP", "LEFT"], sizes.before))
-        };
-        let launch = |kernel, count| {
-            self.fused
-                .bind(Launch::new(kernel, &params, caps.grid(count)).inputs(2), 2)
-        };
+    fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
+        let s = self.sizes(&inputs[0], &inputs[1], output);
         let mut ways = Vec::new();
-        if caps.lanes() {
-            let count = filters.div_ceil(16) * (rows * cols).div_ceil(32) * x.shape[0];
-            ways.push(Way::single("lanes", launch(kernel(wgsl!("ops/conv2d_lanes")), count)));
+        if caps.lanes() && s.stride[0] == 1 {
+            let eights = if s.co <= 8 { 1 } else { 2 };
+            let kernel = KernelSpec::new(wgsl!("ops/conv2d_columns")).set("EIGHTS", eights as u32);
+            let count = s.co.div_ceil(8 * eights) * s.y[0].div_ceil(8) * s.y[1].div_ceil(8) * s.batches;
+            ways.push(self.way("columns", kernel, &s, inputs, caps.grid(count)));
+        } else if caps.lanes() {
+            let kernel = KernelSpec::new(wgsl!("ops/conv2d_lanes"));
+            let count = s.co.div_ceil(16) * s.pixels().div_ceil(32) * s.batches;
+            ways.push(self.way("lanes", kernel, &s, inputs, caps.grid(count)));
         }
-        let tiled = tiles.fill(kernel(wgsl!("ops/conv2d")).set("ALONG_J", 1));
-        ways.push(Way::baseline(launch(tiled, tiles.count())));
+        let tiles = Tiles::new(s.co, s.pixels(), s.batches);
+        let kernel = tiles.fill(KernelSpec::new(wgsl!("ops/conv2d"))).set("ALONG_J", 1);
+        ways.push(self.way(Way::BASELINE, kernel, &s, inputs, caps.grid(tiles.count())));
         ways
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {
         let [x, w, parts @ ..] = inputs else { return Vec::new() };
+        let types: Vec<_> = inputs.iter().map(|view| view.ty.clone()).collect();
+        let Ok(output) = self.infer(&types) else {
+            return Vec::new();
+        };
+        let s = self.sizes(x.ty, w.ty, &output);
         let fused = self.fused.values(parts);
-        let Sizes {
-            input: [channels, height, width],
-            output: [filters, rows, cols],
-            kernel: [kh, kw],
-            stride,
-            before,
-        } = self.sizes(x.shape(), w.shape());
-        let mut y = Vec::new();
-        for n in 0..x.shape()[0] {
-            for o in 0..filters {
-                for at in 0..rows * cols {
-                    let mut sum = 0.0;
-                    for k in 0..channels * kh * kw {
-                        let row = (at / cols * stride[0] + k / kw % kh).wrapping_sub(before[0]);
-                        let col = (at % cols * stride[1] + k % kw).wrapping_sub(before[1]);
-                        if row < height && col < width {
-                            let from = ((n * channels + k / (kh * kw)) * height + row) * width + col;
-                            sum += f64::from(x.data[from]) * f64::from(w.data[o * channels * kh * kw + k]);
-                        }
+        let mut y = Vec::with_capacity(output.count());
+        for b in 0..s.batches {
+            for o in 0..s.co {
+                for p in 0..s.y[0] {
+                    for q in 0..s.y[1] {
+                        let sum = patch(&s, x.data, w.data, [b, o, p, q]);
+                        y.push(fused.define(sum, y.len(), o) as f32);
                     }
-                    y.push(fused.define(sum, y.len(), o) as f32);
                 }
             }
         }
@@ -187,79 +192,179 @@ impl Op for Convolve {
 
     fn compute(&self, inputs: &[View<'_>], output: &mut [f32]) -> bool {
         let [x, w, parts @ ..] = inputs else { return false };
-        let sizes = self.sizes(x.shape(), w.shape());
-        let fused = self.fused.values(parts);
-        let [filters, rows, cols] = sizes.output;
-        let (picture, result) = (sizes.input.iter().product::<usize>(), filters * rows * cols);
-        let pictures = output
-            .chunks_exact_mut(result.max(1))
-            .zip(x.data.chunks_exact(picture.max(1)));
-        for (n, (y, x)) in pictures.enumerate() {
-            conv(&sizes, x, w.data, y);
-            fused.finish_all_planes(y, rows * cols, n * result);
-        }
+        let types: Vec<_> = inputs.iter().map(|view| view.ty.clone()).collect();
+        let Ok(y) = self.infer(&types) else { return false };
+        let s = self.sizes(x.ty, w.ty, &y);
+        conv::convolve(&s, x.data, w.data, &self.fused.values(parts), output);
         true
     }
 
     fn cost(&self, inputs: &[TensorType], output: &TensorType) -> Cost {
-        let depth: usize = inputs[1].shape[1..].iter().product();
-        Cost::streaming(inputs, output, 2.0 * depth as f64)
+        let filter = inputs[1].count() / inputs[1].shape[0].max(1);
+        Cost::streaming(inputs, output, 2.0 * filter as f64)
     }
 
     fn cases() -> Vec<Case<Self>> {
+        use Act::{Gelu, None, Relu, Silu};
         use DType::{BF16, F16, F32};
-        let case = |x, w, shape: [usize; 4], filter: [usize; 3], conv, bias, act, residual| {
-            let fused = Fused {
-                bias,
-                act,
-                residual,
-                gate: false,
-            };
-            let op = Self { conv, fused };
-            let w = TensorType::new(w, [filter[0], shape[1], filter[1], filter[2]]);
-            let x = TensorType::new(x, shape);
-            let [rows, cols] = op.output(&x.shape, &w.shape).unwrap_or([0, 0]);
-            let y = TensorType::new(x.dtype, [shape[0], filter[0], rows, cols]);
-            let mut inputs = vec![x, w];
-            inputs.extend(fused.types(&y, filter[0]));
-            Case { op, inputs }
-        };
-        let (same, none) = (Conv2d::padded(1), Conv2d::padded(0));
-        let halve = Conv2d {
+        let same = Conv2d::padded(1);
+        let down = Conv2d {
             stride: [2, 2],
             padding: [0, 0, 1, 1],
         };
-        let skewed = Conv2d {
-            stride: [1, 3],
-            padding: [2, 0, 1, 4],
-        };
+        let moved = |stride, padding| Conv2d { stride, padding };
+        let point = Conv2d::padded(0);
         vec![
-            case(F32, F32, [1, 1, 1, 1], [1, 1, 1], none, false, Act::None, false),
-            case(F32, F32, [1, 1, 1, 1], [2, 3, 3], same, true, Act::None, false),
-            case(F32, F32, [2, 3, 7, 5], [5, 3, 3], same, true, Act::Silu, true),
-            case(F32, F16, [1, 5, 9, 11], [17, 3, 3], same, false, Act::Relu, false),
-            case(F32, BF16, [1, 17, 6, 13], [3, 3, 3], same, true, Act::None, false),
-            case(F32, F16, [1, 4, 9, 8], [6, 3, 3], halve, true, Act::None, false),
+            case([F32, F32], [1, 1, 1, 1], [1, 1, 1], point, [false, false], None),
+            case([F32, F32], [1, 1, 1, 1], [3, 3, 3], same, [true, false], None),
+            case([F32, F32], [1, 3, 9, 13], [5, 3, 3], same, [true, false], Silu),
+            case([F32, BF16], [2, 5, 7, 11], [17, 3, 3], same, [true, true], Relu),
+            case([F32, F16], [1, 17, 12, 7], [3, 3, 3], same, [false, true], None),
+            case([F16, BF16], [1, 6, 9, 10], [20, 3, 3], same, [true, true], Silu),
+            case([F16, F32], [2, 3, 5, 8], [70, 3, 3], same, [true, false], None),
+            case([F32, BF16], [1, 5, 9, 12], [7, 3, 3], down, [true, false], None),
+            case([F16, F16], [2, 4, 8, 8], [4, 3, 3], down, [false, false], Gelu),
             case(
-                F32,
-                F32,
-                [1, 3, 8, 10],
-                [4, 5, 5],
-                Conv2d::padded(2),
-                false,
-                Act::Gelu,
-                false,
+                [F32, F32],
+                [1, 5, 13, 6],
+                [3, 3, 3],
+                moved([2, 1], [1, 1, 1, 1]),
+                [true, false],
+                None,
             ),
-            case(F32, F32, [1, 2, 6, 17], [3, 3, 1], skewed, true, Act::None, true),
-            case(F32, F16, [2, 33, 5, 7], [35, 1, 1], none, true, Act::None, true),
-            case(F32, BF16, [1, 6, 8, 6], [4, 1, 1], halve, false, Act::GeluTanh, false),
-            case(F16, F16, [1, 7, 9, 6], [5, 3, 3], same, true, Act::Silu, true),
-            case(F16, F32, [1, 5, 8, 9], [3, 3, 3], halve, true, Act::None, false),
-            case(F16, BF16, [2, 9, 5, 4], [8, 1, 1], none, false, Act::None, false),
-            // More patches than the CPU writes out at once.
-            case(F32, F32, [1, 130, 33, 31], [2, 3, 3], same, false, Act::None, false),
-            case(F32, F16, [1, 96, 16, 16], [96, 3, 3], same, true, Act::None, true),
-            case(F32, F16, [1, 32, 64, 64], [32, 3, 3], same, true, Act::Silu, false),
+            case([F32, F32], [2, 33, 5, 7], [19, 1, 1], point, [true, true], None),
+            case([F16, F16], [1, 18, 6, 6], [35, 1, 1], point, [true, false], None),
+            case(
+                [F32, BF16],
+                [1, 6, 11, 9],
+                [5, 1, 1],
+                moved([2, 2], [0; 4]),
+                [true, false],
+                None,
+            ),
+            case(
+                [F32, F32],
+                [1, 3, 11, 10],
+                [6, 5, 5],
+                Conv2d::padded(2),
+                [true, true],
+                Silu,
+            ),
+            case(
+                [F32, F16],
+                [1, 4, 9, 10],
+                [6, 3, 1],
+                moved([1, 1], [1, 0, 1, 0]),
+                [true, false],
+                None,
+            ),
+            case(
+                [F32, F32],
+                [1, 4, 6, 9],
+                [3, 1, 4],
+                moved([1, 3], [0, 1, 0, 3]),
+                [false, false],
+                None,
+            ),
+            // Padding wider than the filter, and a single output.
+            case(
+                [F32, F32],
+                [1, 2, 3, 2],
+                [3, 2, 2],
+                moved([1, 1], [3, 2, 0, 4]),
+                [true, false],
+                None,
+            ),
+            case(
+                [F32, F32],
+                [1, 7, 4, 4],
+                [9, 4, 4],
+                moved([4, 4], [0; 4]),
+                [true, false],
+                None,
+            ),
+            // Enough tiles for the large ones.
+            case([F32, F32], [2, 1, 64, 130], [72, 1, 1], point, [true, false], None),
+            case([F32, BF16], [1, 32, 32, 32], [32, 3, 3], same, [true, true], Silu),
+            case([F32, BF16], [1, 96, 16, 16], [96, 3, 3], same, [true, false], None),
         ]
+    }
+}
+
+/// The sum over one patch.
+fn patch(s: &Sizes, x: &[f32], w: &[f32], [b, o, p, q]: [usize; 4]) -> f64 {
+    let mut sum = 0.0;
+    for c in 0..s.ci {
+        for i in 0..s.kernel[0] {
+            for j in 0..s.kernel[1] {
+                let row = (p * s.stride[0] + i).wrapping_sub(s.before[0]);
+                let col = (q * s.stride[1] + j).wrapping_sub(s.before[1]);
+                if row < s.x[0] && col < s.x[1] {
+                    let weight = w[((o * s.ci + c) * s.kernel[0] + i) * s.kernel[1] + j];
+                    sum += f64::from(weight) * f64::from(x[((b * s.ci + c) * s.x[0] + row) * s.x[1] + col]);
+                }
+            }
+        }
+    }
+    sum
+}
+
+/// Pictures `x`, filters `[co, kh, kw]`, and whether there are a bias and a residual.
+fn case(
+    [x, w]: [DType; 2],
+    pictures: [usize; 4],
+    [co, kh, kw]: [usize; 3],
+    conv: Conv2d,
+    [bias, residual]: [bool; 2],
+    act: Act,
+) -> Case<Convolve> {
+    let fused = |bias, residual| Fused {
+        bias,
+        act,
+        residual,
+        gate: false,
+    };
+    let mut inputs = vec![
+        TensorType::new(x, pictures),
+        TensorType::new(w, [co, pictures[1], kh, kw]),
+    ];
+    let plain = Convolve {
+        conv,
+        fused: fused(false, false),
+    };
+    let op = Convolve {
+        conv,
+        fused: fused(bias, residual),
+    };
+    if let Ok(y) = plain.infer(&inputs) {
+        inputs.extend(op.fused.types(&y, co));
+    }
+    Case { op, inputs }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn convolved(stride: usize, padding: usize, gate: bool) -> Result<TensorType, ShapeError> {
+        let fused = Fused {
+            residual: gate,
+            gate,
+            ..Fused::default()
+        };
+        let conv = Conv2d {
+            stride: [stride; 2],
+            padding: [padding; 4],
+        };
+        let ty = |shape: [usize; 4]| TensorType::new(DType::F32, shape);
+        Convolve { conv, fused }.infer(&[ty([1, 2, 4, 5]), ty([3, 2, 5, 5])])
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(convolved(2, 1, false).is_ok_and(|y| y.shape[..] == [1, 3, 1, 2]));
+        for (stride, padding, gate) in [(0, 1, false), (1, 0, false), (1, usize::MAX, false), (1, 1, true)] {
+            assert!(convolved(stride, padding, gate).is_err(), "{stride} {padding} {gate}");
+        }
     }
 }

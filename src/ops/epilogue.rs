@@ -212,16 +212,19 @@ impl FusedValues<'_> {
         }
     }
 
+    /// Finishes sums of one channel that lie together, such as part of a picture. `first` is the index of the first in the output.
+    pub(crate) fn finish_plane(&self, sums: &mut [f32], channel: usize, first: usize) {
+        if let Some(bias) = self.bias {
+            sums.iter_mut().for_each(|v| *v += bias[channel]);
+        }
+        self.act.apply_all(sums);
+        self.add_residual(sums, first);
+    }
+
     /// Finishes the sums of a picture, in planes of one channel each, on all threads. `first` is the index of the first in the
     /// output.
     pub(crate) fn finish_all_planes(&self, sums: &mut [f32], plane: usize, first: usize) {
-        let finish = |(channel, sums): (usize, &mut [f32])| {
-            if let Some(bias) = self.bias {
-                sums.iter_mut().for_each(|v| *v += bias[channel]);
-            }
-            self.act.apply_all(sums);
-            self.add_residual(sums, first + channel * plane);
-        };
+        let finish = |(channel, sums): (usize, &mut [f32])| self.finish_plane(sums, channel, first + channel * plane);
         #[cfg(feature = "native")]
         {
             use rayon::prelude::*;

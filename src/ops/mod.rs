@@ -43,6 +43,7 @@ pub use cast::Cast;
 pub use concat::Concat;
 pub use conv2d::{Conv2d, Convolve};
 pub use embedding::Embedding;
+pub(crate) use epilogue::FusedValues;
 pub use epilogue::{Epilogue, Fused};
 pub use gated_add::GatedAdd;
 pub use group_norm::GroupNorm;

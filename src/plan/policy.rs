@@ -7,6 +7,7 @@ use crate::op::Way;
 /// Adapters on which the suite has compared a faster way with its reference. Rows are added when `tests/ops.rs` has passed there.
 const VALIDATED: &[Validated] = &[
     Validated::on_llvmpipe("attention", "lanes"),
+    Validated::on_llvmpipe("conv2d", "columns"),
     Validated::on_llvmpipe("conv2d", "lanes"),
     Validated::on_llvmpipe("matmul", "lanes"),
     Validated::on_llvmpipe("matmul", "rows"),

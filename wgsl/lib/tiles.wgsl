@@ -1,7 +1,9 @@
 // One workgroup's tile of a matrix product, through workgroup memory: sum_k a[i, k] * b[j, k] for ROWS x COLS elements.
 // Slices of BK columns of a and b are kept as vectors of four rows each; an invocation multiplies TM by TN of these vectors.
 // The caller runs 16 x LY invocations and declares
-//   fn a_at(i: u32, k: u32) -> f32 and fn b_at(j: u32, k: u32) -> f32, which give zero outside the matrices;
+//   fn a_at(i: u32, k: u32) -> f32, which gives zero outside the matrix;
+//   fn b_four(j: u32, k: u32) -> vec4<f32>, the same for b at j, j + 1, j + 2 and j + 3; with ALONG_J = 1 an invocation always
+//   asks for the same j, that of `four_of`;
 //   fn put(i: u32, j: u32, sum: f32), which stores what lies inside the output.
 const LY: u32 = 16;                          // invocations down a tile
 const TM: u32 = 1;                           // vectors of rows per invocation
@@ -16,6 +18,9 @@ const BS: u32 = 16 * TN + 1;
 
 var<workgroup> a_slice: array<vec4<f32>, BK * AS>;
 var<workgroup> b_slice: array<vec4<f32>, BK * BS>;
+
+// The j for which an invocation loads b in a tile that begins at j0, with ALONG_J = 1.
+fn four_of(j0: u32, local: vec3<u32>) -> u32 { return j0 + (local.y * 16 + local.x) % (16 * TN) * 4; }
 
 // The tile whose first element is (i0, j0), of matrices with `depth` columns. Wants uniform control flow.
 fn multiply_tile(i0: u32, j0: u32, depth: u32, local: vec3<u32>) {
@@ -33,7 +38,7 @@ fn multiply_tile(i0: u32, j0: u32, depth: u32, local: vec3<u32>) {
             let down = select(e % BK, e / (16 * TN), ALONG_J == 1);
             let k = k0 + down;
             let j = j0 + across * 4;
-            b_slice[down * BS + across] = vec4<f32>(b_at(j, k), b_at(j + 1, k), b_at(j + 2, k), b_at(j + 3, k));
+            b_slice[down * BS + across] = b_four(j, k);
         }
         workgroupBarrier();
         for (var k = 0u; k < BK; k++) {

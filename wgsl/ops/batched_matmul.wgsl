@@ -43,6 +43,8 @@ fn a_at(i: u32, k: u32) -> f32 {
     return 0.0;
 }
 
+fn b_four(j: u32, k: u32) -> vec4<f32> { return vec4<f32>(b_at(j, k), b_at(j + 1, k), b_at(j + 2, k), b_at(j + 3, k)); }
+
 fn b_at(j: u32, k: u32) -> f32 {
     if j >= params.n || k >= params.k { return 0.0; }
     if TRANSPOSED == 1 { return load(b[(batch * params.n + j) * params.k + k]); }

@@ -138,6 +138,17 @@ impl CpuSession {
         }
     }
 
+    /// As [`Session::weights`](crate::backend::Session).
+    pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
+        let planned = self.plan.weights.iter().map(|w| w.ty.count() as u64 * 4);
+        let bytes = |w: &Resident<Tensor>| w.storage.data.capacity() as u64 * 4;
+        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, bytes(w)));
+        planned
+            .zip(held)
+            .map(|(planned, (id, held))| (id, planned, held))
+            .collect()
+    }
+
     fn view<'a>(&'a self, place: Place, ty: &'a TensorType) -> View<'a> {
         let data = match place {
             Place::Shared(i) => &self.buffers[i],

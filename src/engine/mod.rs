@@ -4,7 +4,7 @@ mod inspect;
 mod load;
 mod request;
 
-pub use inspect::{Inspection, PlanLine, Status, TensorLine};
+pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine};
 #[cfg(feature = "native")]
 pub use load::Files;
 pub use load::{Defaults, Memory, Source};
@@ -242,14 +242,22 @@ impl Engine {
             .collect()
     }
 
-    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once in neither.
+    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once.
     pub fn bytes(&self) -> (Bytes, Bytes) {
-        let sum = |all: Vec<Bytes>| all.into_iter().fold(Bytes::default(), Bytes::plus);
-        let sessions = || self.pipeline.sessions().map(|(_, session)| session);
-        (
-            sum(sessions().map(|s| s.planned()).collect()),
-            sum(sessions().map(|s| s.allocated()).collect()),
-        )
+        let (mut planned, mut allocated) = (Bytes::default(), Bytes::default());
+        let mut seen = BTreeSet::new();
+        for (_, session) in self.pipeline.sessions() {
+            let (mut plan, mut real) = (session.planned(), session.allocated());
+            for (id, wanted, held) in session.weights() {
+                if !seen.insert(id) {
+                    plan.weights -= wanted;
+                    real.weights -= held;
+                }
+            }
+            planned = planned.plus(plan);
+            allocated = allocated.plus(real);
+        }
+        (planned, allocated)
     }
 
     async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
@@ -300,7 +308,10 @@ impl Engine {
         // Said before anything is planned for a size that the model cannot take.
         models.transformer.0.check_positions(1, height, width)?;
         if settings.steps > MAX_STEPS {
-            return Err(Error::Request(format!("at most {MAX_STEPS} steps, got {}", settings.steps)));
+            return Err(Error::Request(format!(
+                "at most {MAX_STEPS} steps, got {}",
+                settings.steps
+            )));
         }
         if request.batch == 0 {
             return Err(Error::Request("a batch has at least 1 picture".into()));
@@ -397,7 +408,9 @@ fn check_size(width: u32, height: u32, multiple: usize) -> Result<()> {
     check_multiple("height", height, multiple)?;
     let most = u64::from(u32::MAX / 3);
     if u64::from(width) * u64::from(height) > most {
-        return Err(Error::Request(format!("{width}x{height} is more than {most} pixels; use a smaller size")));
+        return Err(Error::Request(format!(
+            "{width}x{height} is more than {most} pixels; use a smaller size"
+        )));
     }
     Ok(())
 }

@@ -26,7 +26,8 @@ pub(crate) fn run(args: &KernelsArgs, as_json: bool) -> Result<()> {
         return output::json(&json!({ "kernels": list }));
     }
     let by: Vec<_> = kernels.values().map(|(_, by)| users(by).join(" ")).collect();
-    let width = by.iter().map(String::len).max().unwrap_or(0);
+    // A few kernels have many users: those lines are longer.
+    let width = by.iter().map(String::len).max().unwrap_or(0).min(32);
     for (by, name) in by.iter().zip(kernels.keys()) {
         output::line(format_args!("{by:<width$}  {name}"))?;
     }

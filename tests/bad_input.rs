@@ -16,8 +16,10 @@ use rotile::error::{CheckpointError, GpuError, PlanError, TextError};
 use rotile::tensor::Tensor;
 use safetensors::Dtype;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Output};
 
 fn cpu() -> Options {
     Options {
@@ -56,7 +58,7 @@ type Damage = (
     &'static [&'static str],
 );
 
-const NORM: &str = "layers.1.input_layernorm.weight";
+const NORM: &str = "model.layers.1.input_layernorm.weight";
 
 const DAMAGES: &[Damage] = &[
     (
@@ -64,7 +66,7 @@ const DAMAGES: &[Damage] = &[
         "text_encoder",
         |part| drop(part.tensors.remove(NORM)),
         is!(Error::Checkpoint(CheckpointError::MissingTensor { .. })),
-        &["text_encoder", NORM, "the nearest is"],
+        &["text_encoder", "`layers.1.input_layernorm.weight`", "the nearest is"],
     ),
     (
         "missing tensor of the decoder",
@@ -90,14 +92,24 @@ const DAMAGES: &[Damage] = &[
         "text_encoder",
         |part| part.get(NORM).dtype = Dtype::I16,
         is!(Error::Checkpoint(CheckpointError::DType { .. })),
-        &["text_encoder", NORM, "I16", "F32, F16 or BF16"],
+        &[
+            "text_encoder",
+            "`layers.1.input_layernorm.weight`",
+            "I16",
+            "F32, F16 or BF16",
+        ],
     ),
     (
         "NaN in a weight",
         "transformer",
-        |part| part.get("x_pad_token").bytes[6..8].copy_from_slice(&[0, 0x7e]),
+        |part| part.get("layers.0.attention_norm1.weight").bytes[6..8].copy_from_slice(&[0, 0x7e]),
         is!(Error::Checkpoint(CheckpointError::NonFinite { index: 3, .. })),
-        &["transformer", "x_pad_token", "element 3", "download"],
+        &[
+            "transformer",
+            "layers.0.attention_norm1.weight",
+            "element 3",
+            "download",
+        ],
     ),
     (
         "infinity in a weight",
@@ -192,8 +204,8 @@ const FILES: &[BadFile] = &[
     (
         "vae",
         b"",
-        is!(Error::Checkpoint(CheckpointError::Header { .. })),
-        &["bad", "header"],
+        is!(Error::Checkpoint(CheckpointError::Truncated { .. })),
+        &["bad", "the file has 0"],
     ),
     (
         "vae",
@@ -316,7 +328,7 @@ fn bad_model_folders() {
         );
     }
     fs::write(&index, r#"{"_class_name": "ZImagePipeline"}"#).expect("written");
-    check("no parts", &open(folder.path()), io, &["tokenizer"]);
+    check("no parts", &open(folder.path()), io, &["scheduler"]);
     check(
         "a file",
         &open(&index),
@@ -339,7 +351,8 @@ fn requests_that_no_model_can_carry_out() {
         ("height", request().size(128, 17), "16 and 32"),
         ("no width", request().size(0, 128), "16 and 32"),
         ("last width", request().size(u32::MAX, 128), "4294967280"),
-        ("huge", request().size(100_000, 100_000), "256 positions for rows"),
+        ("large", request().size(128, 8192), "256 positions for rows"),
+        ("huge", request().size(100_000, 100_000), "pixels"),
         ("largest", request().size(u32::MAX - 15, u32::MAX - 15), "pixels"),
         ("no steps", request().steps(0), "at least 1 step"),
         ("too many steps", request().steps(u32::MAX), "at most 1000000 steps"),
@@ -437,7 +450,11 @@ fn unusual_requests_that_work() {
 type Overflow = (&'static str, &'static str, &'static str);
 
 const OVERFLOWS: &[Overflow] = &[
-    ("text_encoder", "layers.0.mlp.down_proj.weight", "text embedding: "),
+    (
+        "text_encoder",
+        "model.layers.0.mlp.down_proj.weight",
+        "text embedding: ",
+    ),
     ("transformer", "cap_embedder.1.weight", "text embedding, refined: "),
     (
         "transformer",
@@ -482,4 +499,121 @@ fn overflow_on_the_gpu() {
     if support::gpu().is_some() {
         overflows(&Options::default());
     }
+}
+
+/// Runs the binary in `folder` with a driver list that `drivers` allows.
+fn rotile(folder: &Path, args: &[&OsStr], drivers: bool) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rotile"));
+    for name in ["MODEL", "DEVICE", "DTYPE", "KERNEL", "LOG"] {
+        command.env_remove(format!("ROTILE_{name}"));
+    }
+    if !drivers {
+        command.env("VK_DRIVER_FILES", "/no").env("VK_ICD_FILENAMES", "/no");
+    }
+    command
+        .args(args)
+        .current_dir(folder)
+        .output()
+        .expect("the binary runs")
+}
+
+#[test]
+fn the_binary_refuses_before_it_computes_and_leaves_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (inputs, outputs) = (folder.path().join("in"), folder.path().join("out"));
+    fs::create_dir(&inputs).expect("a folder");
+    fs::create_dir(&outputs).expect("a folder");
+    for name in ["empty.png", "empty.safetensors"] {
+        fs::write(inputs.join(name), "").expect("written");
+    }
+    fs::write(inputs.join("text.png"), "no picture").expect("written");
+    let cases: &[(i32, &str, &str)] = &[
+        (1, "no/a.png: No such file", "generate a --out no/a.png"),
+        (1, "/dev/null/a.png", "generate a --out /dev/null/a.png"),
+        (2, "end the name in .png", "generate a --out ."),
+        (
+            2,
+            "latent's name ends in .safetensors",
+            "encode ../in/text.png --out a.png",
+        ),
+        (
+            1,
+            "text.png: not a PNG, JPEG or WebP",
+            "generate a --init-image ../in/text.png",
+        ),
+        (1, "empty.png: not a PNG, JPEG or WebP", "encode ../in/empty.png"),
+        (1, "../in: Is a directory", "generate a --init-image ../in"),
+        (1, "empty.safetensors: truncated", "decode ../in/empty.safetensors"),
+        (1, "no .safetensors file", "inspect ../in/../out"),
+        (1, "/no: No such file", "inspect /no"),
+        (2, "96 and 112", "inspect --width 100"),
+        (2, "pixels", "inspect --width 4294967280 --height 4294967280"),
+        (2, "256 positions for rows", "inspect --height 8192"),
+        (2, "pixels", "generate a --width 100000 --height 100000"),
+        (2, "the CPU stores", "inspect --dtype f16"),
+        (2, "CPU stores activations as f32, not f16", "generate a --dtype f16"),
+        (2, "not in 1..", "generate a --steps 0"),
+        (2, "not in 1..", "generate a --batch 0"),
+        (2, "at most 1000000 steps", "generate a --steps 4000000000"),
+        (2, "at least 0", "generate a --guidance nan"),
+        (2, "at least 0", "generate a --guidance -1"),
+        (2, "at most 1", "generate a --init-image ../in/text.png --strength nan"),
+        (2, "2^64", "generate a --seed 18446744073709551616"),
+    ];
+    for (code, says, line) in cases {
+        let mut args: Vec<&OsStr> = line.split(' ').map(OsStr::new).collect();
+        args.extend(["--device", "cpu"].map(OsStr::new));
+        refused(&outputs, &args, true, *code, says);
+    }
+    for device in ["gpu", "0", "no such adapter"] {
+        for command in ["generate", "inspect"] {
+            let mut args = vec![command, "--device", device];
+            if command == "generate" {
+                args.push("a");
+            }
+            let args: Vec<_> = args.into_iter().map(OsStr::new).collect();
+            refused(&outputs, &args, false, 1, "no GPU adapter");
+        }
+    }
+    let args = ["generate", "a", "--device", "no such adapter"].map(OsStr::new);
+    refused(&outputs, &args, true, 1, "no such adapter");
+}
+
+#[track_caller]
+fn refused(folder: &Path, args: &[&OsStr], drivers: bool, code: i32, says: &str) {
+    let output = rotile(folder, args, drivers);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+    assert!(stderr.contains(says), "{args:?}: {stderr}");
+    assert!(
+        !stderr.contains("panicked") && output.stdout.is_empty(),
+        "{args:?}: {stderr}"
+    );
+    let left: Vec<_> = fs::read_dir(folder).expect("the folder").collect();
+    assert!(left.is_empty(), "{args:?} left {left:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn names_that_are_no_unicode() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let folder = tempfile::tempdir().expect("a folder");
+    let name = OsStr::from_bytes(b"\xff.png");
+    let args = [
+        "generate", "a", "--device", "cpu", "--steps", "1", "--batch", "2", "--out",
+    ]
+    .map(OsStr::new);
+    let output = rotile(folder.path(), &[&args[..], &[name]].concat(), true);
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for name in [&b"\xff-1.png"[..], b"\xff-2.png"] {
+        assert!(folder.path().join(OsStr::from_bytes(name)).is_file());
+    }
+    let prompt = ["generate", "--out"].map(OsStr::new);
+    let output = rotile(folder.path(), &[&prompt[..], &[name, name]].concat(), true);
+    assert_eq!(output.status.code(), Some(2), "a prompt is Unicode");
 }

@@ -56,8 +56,7 @@ impl Part {
     /// Writes it as a folder.
     pub(crate) fn write(&self, folder: &Path) {
         fs::create_dir_all(folder).expect("a folder");
-        let view = |t: &'_ Stored| TensorView::new(t.dtype, t.shape.clone(), &t.bytes).expect("bytes fill the shape");
-        let views = self.tensors.iter().map(|(name, t)| (name, view(t)));
+        let views = self.tensors.iter().map(|(name, stored)| (name, stored.view()));
         let bytes = safetensors::serialize(views, None).expect("a safetensors file");
         fs::write(folder.join("model.safetensors"), bytes).expect("written");
         if let Some(config) = &self.config {
@@ -67,6 +66,10 @@ impl Part {
 }
 
 impl Stored {
+    fn view(&self) -> TensorView<'_> {
+        TensorView::new(self.dtype, self.shape.clone(), &self.bytes).expect("bytes fill the shape")
+    }
+
     /// Half-precision zeros.
     pub(crate) fn zeros(shape: &[usize]) -> Self {
         Self {

@@ -565,7 +565,13 @@ fn the_binary_refuses_before_it_computes_and_leaves_nothing() {
         args.extend(["--device", "cpu"].map(OsStr::new));
         refused(&outputs, &args, true, *code, says);
     }
-    for device in ["gpu", "0", "no such adapter"] {
+    // Elsewhere other drivers than Vulkan's may be there.
+    let hidden: &[&str] = if cfg!(target_os = "linux") {
+        &["gpu", "0", "no such adapter"]
+    } else {
+        &[]
+    };
+    for device in hidden {
         for command in ["generate", "inspect"] {
             let mut args = vec![command, "--device", device];
             if command == "generate" {

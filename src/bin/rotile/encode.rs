@@ -8,7 +8,7 @@ use rotile::media;
 use serde_json::json;
 
 pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
-    if !args.out.extension().is_some_and(|e| e == "safetensors") {
+    if args.out.extension().is_none_or(|e| e != "safetensors") {
         return Err(Usage(format!("{}: a latent's name ends in .safetensors", args.out.display())).into());
     }
     media::check_writable(&args.out)?;

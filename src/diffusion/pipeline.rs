@@ -5,6 +5,7 @@ use crate::backend::{Device, Session};
 use crate::checkpoint::{Checkpoint, Weights};
 use crate::error::{CheckpointError, Error, Result};
 use crate::graph::Graph;
+use crate::memory::budget;
 use crate::models::{Model, autoencoder_kl, qwen3, z_image};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
@@ -251,6 +252,24 @@ impl Pipeline {
     pub fn plan(&self, task: Task) -> Result<Plan> {
         let (graph, _) = self.models.graph(task, self.dtype)?;
         self.device.plan(&graph, &self.policy)
+    }
+
+    /// Finds out whether the CPU's memory would hold all these tasks, before any of it is filled. A GPU answers for itself.
+    ///
+    /// # Errors
+    /// If it would not, or a task does not fit the model.
+    pub fn check_room(&self, tasks: &[Task]) -> Result<()> {
+        if let Device::Gpu(_) = self.device {
+            return Ok(());
+        }
+        let mut wanted = 0;
+        for task in tasks
+            .iter()
+            .filter(|task| self.sessions.iter().all(|(t, _)| t != *task))
+        {
+            wanted += self.plan(*task)?.cpu_bytes().total();
+        }
+        budget::check(wanted)
     }
 
     /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.

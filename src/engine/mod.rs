@@ -109,6 +109,17 @@ impl Engine {
         // Everything is planned, compiled and allocated before the first step, the decoder too: nothing can fail for want of
         // room after the last one.
         on(Event::Stage(Stage::Prepare));
+        let tokens = self.pipeline.tokens(&request.prompt)?.ids.len();
+        self.pipeline.check_room(&[
+            Task::Text { tokens },
+            Task::Caption { tokens },
+            Task::Denoise {
+                tokens: tokens.next_multiple_of(z_image::TOKEN_MULTIPLE),
+                height,
+                width,
+            },
+            Task::Decode { height, width },
+        ])?;
         self.pipeline.prepare(Task::Decode { height, width }).await?;
         proceed(cancel)?;
         on(Event::Stage(Stage::Text));

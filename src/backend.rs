@@ -109,6 +109,14 @@ impl Session {
         }
     }
 
+    /// Each weight: what tells it from others on the device, its bytes as planned, and as allocated.
+    pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
+        match self {
+            Self::Gpu(session) => session.weights(),
+            Self::Cpu(session) => session.weights(),
+        }
+    }
+
     /// Bytes really allocated, as the allocations themselves say.
     pub fn allocated(&self) -> Bytes {
         match self {

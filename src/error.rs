@@ -31,6 +31,14 @@ pub enum Error {
     /// A request that cannot be carried out as asked.
     #[error("{0}")]
     Request(String),
+    /// The machine has no room for what the CPU would compute.
+    #[error("out of memory: the plan wants {wanted} bytes{}. Use a smaller size or a smaller model", available_hint(.available))]
+    OutOfMemory {
+        /// Bytes of the plan.
+        wanted: u64,
+        /// Bytes that are free, where the system tells.
+        available: Option<u64>,
+    },
     /// A computation left the finite numbers, so its result is worthless.
     #[error(
         "{stage}: {count} of {total} values are NaN or infinite (first at index {index}); no picture is written. {remedy}"
@@ -186,6 +194,10 @@ pub enum CheckpointError {
     },
 }
 
+fn available_hint(available: &Option<u64>) -> String {
+    available.map_or(String::new(), |bytes| format!(", the machine has {bytes} to give"))
+}
+
 fn nearest_hint(nearest: &Option<String>) -> String {
     nearest
         .as_ref()
@@ -198,7 +210,7 @@ fn nearest_hint(nearest: &Option<String>) -> String {
 pub enum PlanError {
     /// A tensor is larger than the device can bind.
     #[error(
-        "{node}: {tensor} takes {bytes} bytes; the device binds at most {limit} (`{which}`). Use a smaller size or --device cpu"
+        "{}{tensor} takes {bytes} bytes; the device binds at most {limit} (`{which}`). Use a smaller size or --device cpu", prefix(.node)
     )]
     ExceedsLimit {
         /// Path of the node.
@@ -213,7 +225,7 @@ pub enum PlanError {
         which: &'static str,
     },
     /// A tensor has more elements than a 32-bit index reaches.
-    #[error("{node}: {tensor} has {count} elements; kernels index with 32 bits. Use a smaller size")]
+    #[error("{}{tensor} has {count} elements; kernels index with 32 bits. Use a smaller size", prefix(.node))]
     IndexOverflow {
         /// Path of the node.
         node: String,

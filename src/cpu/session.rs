@@ -2,8 +2,8 @@ use crate::backend::find_input;
 use crate::checkpoint::Weights;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Value};
-use crate::memory::{Residency, Resident};
-use crate::plan::{Bytes, Place, Plan};
+use crate::memory::{Residency, Resident, budget};
+use crate::plan::{Bytes, Named, Place, Plan};
 use crate::tensor::{DType, Tensor, TensorType, View};
 use std::sync::Arc;
 
@@ -36,9 +36,12 @@ impl Cpu {
     /// Allocates what the graph needs and loads its weights, widened to `f32`.
     ///
     /// # Errors
-    /// If a weight cannot be loaded.
+    /// If the machine has no room for it, or a weight cannot be loaded.
     pub fn prepare(&self, graph: &Graph, weights: &Weights) -> Result<CpuSession> {
         let plan = Plan::cpu(graph);
+        let held = |w: &&Named| self.weights.get(weights, &w.name, DType::F32).is_some();
+        let held: u64 = plan.weights.iter().filter(held).map(|w| w.ty.count() as u64 * 4).sum();
+        budget::check(plan.cpu_bytes().total() - held)?;
         let resolve = |value: &Value| plan.place(graph, *value).map(|place| (place, graph.ty(*value).clone()));
         let node = |node: &Node| {
             let (Place::Shared(output), ty) = resolve(&node.output)? else {
@@ -133,6 +136,17 @@ impl CpuSession {
             inputs: self.inputs.iter().map(|t| bytes(&t.data)).sum::<u64>() + constants,
             transfer: 0,
         }
+    }
+
+    /// As [`Session::weights`](crate::backend::Session).
+    pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
+        let planned = self.plan.weights.iter().map(|w| w.ty.count() as u64 * 4);
+        let bytes = |w: &Resident<Tensor>| w.storage.data.capacity() as u64 * 4;
+        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, bytes(w)));
+        planned
+            .zip(held)
+            .map(|(planned, (id, held))| (id, planned, held))
+            .collect()
     }
 
     fn view<'a>(&'a self, place: Place, ty: &'a TensorType) -> View<'a> {

@@ -223,6 +223,11 @@ impl Pipeline {
         &self.device
     }
 
+    /// How ways of operators are chosen.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// Storage of activations.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -381,9 +386,10 @@ impl Pipeline {
         let Some(index) = tensor.first_non_finite() else {
             return Ok(());
         };
-        let remedy = match self.dtype {
-            DType::F16 => "Half precision may have overflowed: use --dtype f32",
-            _ => "The weights or the driver are at fault: try --device cpu",
+        let remedy = match (&self.device, self.dtype) {
+            (_, DType::F16) => "Half precision may have overflowed: use --dtype f32",
+            (Device::Gpu(_), _) => "The weights or the driver are at fault: try --device cpu",
+            (Device::Cpu(_), _) => "The weights are damaged, or guidance is far too strong",
         };
         Err(Error::NonFinite {
             stage: stage(),

@@ -1,10 +1,12 @@
+use super::check_size;
 use crate::checkpoint::{Checkpoint, Weights};
-use crate::error::{Error, Result};
+use crate::error::{Error, PlanError, Result};
 use crate::gpu::Caps;
 use crate::graph::{Graph, Source};
 use crate::models::{Model, autoencoder_kl, qwen3, z_image};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, TensorType};
+use crate::text::prompt::Z_IMAGE_TOKENS;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -40,6 +42,9 @@ pub struct TensorLine {
     /// What becomes of it.
     pub status: Status,
 }
+
+/// Picture pixels per latent pixel in every autoencoder of this family: for parts that do not say.
+const USUAL_FACTOR: usize = 8;
 
 /// What becomes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -89,12 +94,27 @@ pub struct PlanLine {
     pub refused: Option<String>,
 }
 
+/// What plans are made for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// Pixels.
+    pub width: u32,
+    /// Pixels.
+    pub height: u32,
+    /// Storage of activations.
+    pub dtype: DType,
+    /// Limits and features of the GPU; `None` is the CPU.
+    pub gpu: Option<Caps>,
+    /// How ways of operators are chosen.
+    pub policy: Policy,
+}
+
 impl Inspection {
-    /// Looks at a checkpoint; plans are for pictures of `width` by `height` on an adapter with `caps`.
+    /// Looks at a checkpoint and plans its tasks.
     ///
     /// # Errors
-    /// If it is no known model, or a tensor is missing or has another shape.
-    pub fn of(checkpoint: &Arc<Checkpoint>, width: usize, height: usize, caps: &Caps) -> Result<Self> {
+    /// If it is no known model, a tensor is missing or has another shape, or the model cannot have the size.
+    pub fn of(checkpoint: &Arc<Checkpoint>, target: &Target) -> Result<Self> {
         let model = Model::read(checkpoint)?;
         let weights = Weights::new(checkpoint.clone());
         // Small and ragged sizes use every tensor, the padding tokens too.
@@ -116,11 +136,14 @@ impl Inspection {
             shape: info.shape.to_vec(),
             status: status(&info.name),
         };
-        let factor = match &model {
-            Model::AutoencoderKl(config) => config.factor(),
-            _ => 8,
+        let (factor, multiple) = match &model {
+            Model::AutoencoderKl(config) => (config.factor(), config.factor()),
+            Model::ZImage(_) => (USUAL_FACTOR, USUAL_FACTOR * z_image::PATCH),
+            Model::Qwen3(_) => (USUAL_FACTOR, 1),
         };
-        let tasks = graphs(&model, &weights, height / factor, width / factor, 512, DType::F32)?;
+        check_size(target.width, target.height, multiple)?;
+        let [height, width] = [target.height, target.width].map(|n| n as usize / factor);
+        let tasks = graphs(&model, &weights, height, width, Z_IMAGE_TOKENS, target.dtype)?;
         Ok(Self {
             file: checkpoint.name().to_owned(),
             model: model.entry().name,
@@ -130,37 +153,36 @@ impl Inspection {
             file_bytes: checkpoint.tensors().map(|info| info.byte_len() as u64).sum(),
             plans: tasks
                 .iter()
-                .map(|(task, graph)| plan(task, graph, caps))
+                .map(|(task, graph)| plan(task, graph, target))
                 .collect::<Result<_>>()?,
         })
     }
 }
 
+/// The sizes by name, as in the source.
 fn config(model: &Model) -> String {
-    match model {
+    let text = match model {
         Model::Qwen3(config) => format!("{config:?}"),
         Model::ZImage(config) => format!("{config:?}"),
         Model::AutoencoderKl(config) => format!("{config:?}"),
-    }
+    };
+    let fields = text.strip_prefix("Config { ").and_then(|t| t.strip_suffix(" }"));
+    fields.unwrap_or(&text).to_owned()
 }
 
-fn plan(task: &str, graph: &Graph, caps: &Caps) -> Result<PlanLine> {
-    let policy = Policy::default();
-    let (plan, refused) = match Plan::gpu(graph, caps, &policy) {
-        Ok(plan) => (plan, None),
-        Err(error) => {
-            let unlimited = Caps {
-                max_binding: u64::MAX,
-                max_buffer: u64::MAX,
-                ..caps.clone()
-            };
-            (
-                Plan::gpu(graph, &unlimited, &policy).map_err(Error::from)?,
-                Some(error.to_string()),
-            )
+fn plan(task: &str, graph: &Graph, target: &Target) -> Result<PlanLine> {
+    let (plan, bytes, refused) = match &target.gpu {
+        None => {
+            let plan = Plan::cpu(graph);
+            let bytes = plan.cpu_bytes();
+            (plan, bytes, None)
+        }
+        Some(caps) => {
+            let (plan, refused) = gpu_plan(graph, caps, &target.policy)?;
+            let bytes = plan.gpu_bytes();
+            (plan, bytes, refused)
         }
     };
-    let bytes = plan.gpu_bytes();
     let results = plan
         .nodes
         .iter()
@@ -177,6 +199,21 @@ fn plan(task: &str, graph: &Graph, caps: &Caps) -> Result<PlanLine> {
         gflop: plan.cost.flops / 1e9,
         refused,
     })
+}
+
+/// A plan for a GPU. Where a limit is in the way: the plan without limits, and what is in the way.
+fn gpu_plan(graph: &Graph, caps: &Caps, policy: &Policy) -> Result<(Plan, Option<String>)> {
+    let error = match Plan::gpu(graph, caps, policy) {
+        Ok(plan) => return Ok((plan, None)),
+        Err(error @ (PlanError::ExceedsLimit { .. } | PlanError::IndexOverflow { .. })) => error,
+        Err(error) => return Err(error.into()),
+    };
+    let unlimited = Caps {
+        max_binding: u64::MAX,
+        max_buffer: u64::MAX,
+        ..caps.clone()
+    };
+    Ok((Plan::gpu(graph, &unlimited, policy)?, Some(error.to_string())))
 }
 
 /// Tensors that the pipeline knows and leaves alone: it takes the text encoder's last hidden state but one.

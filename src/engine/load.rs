@@ -250,6 +250,15 @@ mod native {
         pub fn open(files: &Files) -> Result<Self> {
             let index = match &files.folder {
                 Some(folder) => {
+                    if folder.is_file() {
+                        return Err(CheckpointError::Config {
+                            file: show(folder),
+                            reason: "a model is a folder with model_index.json; a single file goes to --transformer, \
+                                     --text-encoder or --vae"
+                                .into(),
+                        }
+                        .into());
+                    }
                     let path = folder.join("model_index.json");
                     let index = parse(&show(&path), &read(&path)?)?;
                     check_class(&show(&path), &index)?;

@@ -4,19 +4,17 @@ mod inspect;
 mod load;
 mod request;
 
-pub use inspect::{Inspection, PlanLine, Status, TensorLine};
+pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine};
 #[cfg(feature = "native")]
 pub use load::Files;
 pub use load::{Defaults, Memory, Source};
 pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage};
 
 use crate::backend::Device;
-use crate::cpu::Cpu;
 use crate::diffusion::Guidance;
 use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
 use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
-use crate::error::{Error, GpuError, Result};
-use crate::gpu::{AdapterChoice, Gpu};
+use crate::error::{Error, Result};
 use crate::media::Image;
 use crate::models::z_image;
 use crate::plan::{Bytes, Choice, Policy};
@@ -32,6 +30,9 @@ pub struct Engine {
     device_note: String,
 }
 
+/// More steps than any scheduler tells apart.
+const MAX_STEPS: u32 = 1_000_000;
+
 /// Sizes and steps of a run, with the model's defaults filled in.
 struct Settings {
     width: u32,
@@ -46,7 +47,7 @@ impl Engine {
     /// # Errors
     /// If the parts are not a pipeline, or the device cannot be opened.
     pub async fn new(source: Source, options: &Options) -> Result<Self> {
-        let (device, device_note) = open(&options.device).await?;
+        let (device, device_note) = options.device.open().await?;
         let dtype = options.dtype.unwrap_or(DType::F32);
         if !device.dtypes().contains(&dtype) {
             let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();
@@ -195,6 +196,9 @@ impl Engine {
                 latent.ty.shape
             )));
         }
+        let (factor, _) = self.pipeline.factors();
+        let pixels = |extent: usize| u32::try_from(extent.saturating_mul(factor)).unwrap_or(u32::MAX);
+        check_size(pixels(latent.ty.shape[3]), pixels(latent.ty.shape[2]), 1)?;
         let mut picture = self.pipeline.decode(latent).await?;
         picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
         Image::from_tensor(&picture)
@@ -206,8 +210,7 @@ impl Engine {
     /// If the size is no multiple of the VAE's factor, the device fails, or the latent is not finite.
     pub async fn encode(&mut self, image: &Image) -> Result<Tensor> {
         let (factor, _) = self.pipeline.factors();
-        check_multiple("width", image.width(), factor)?;
-        check_multiple("height", image.height(), factor)?;
+        check_size(image.width(), image.height(), factor)?;
         self.pipeline.encode(&image.to_tensor()).await
     }
 
@@ -239,14 +242,22 @@ impl Engine {
             .collect()
     }
 
-    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once in neither.
+    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once.
     pub fn bytes(&self) -> (Bytes, Bytes) {
-        let sum = |all: Vec<Bytes>| all.into_iter().fold(Bytes::default(), Bytes::plus);
-        let sessions = || self.pipeline.sessions().map(|(_, session)| session);
-        (
-            sum(sessions().map(|s| s.planned()).collect()),
-            sum(sessions().map(|s| s.allocated()).collect()),
-        )
+        let (mut planned, mut allocated) = (Bytes::default(), Bytes::default());
+        let mut seen = BTreeSet::new();
+        for (_, session) in self.pipeline.sessions() {
+            let (mut plan, mut real) = (session.planned(), session.allocated());
+            for (id, wanted, held) in session.weights() {
+                if !seen.insert(id) {
+                    plan.weights -= wanted;
+                    real.weights -= held;
+                }
+            }
+            planned = planned.plus(plan);
+            allocated = allocated.plus(real);
+        }
+        (planned, allocated)
     }
 
     async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
@@ -279,7 +290,7 @@ impl Engine {
     }
 
     fn settings(&self, request: &Request) -> Result<Settings> {
-        let (_, multiple) = self.pipeline.factors();
+        let (factor, multiple) = self.pipeline.factors();
         let defaults = &self.defaults;
         let settings = Settings {
             width: request.width.unwrap_or(defaults.width),
@@ -291,8 +302,17 @@ impl Engine {
                 truncation: request.cfg_truncation,
             },
         };
-        check_multiple("width", settings.width, multiple)?;
-        check_multiple("height", settings.height, multiple)?;
+        check_size(settings.width, settings.height, multiple)?;
+        let models = self.pipeline.models();
+        let [height, width] = [settings.height, settings.width].map(|n| n as usize / factor);
+        // Said before anything is planned for a size that the model cannot take.
+        models.transformer.0.check_positions(1, height, width)?;
+        if settings.steps > MAX_STEPS {
+            return Err(Error::Request(format!(
+                "at most {MAX_STEPS} steps, got {}",
+                settings.steps
+            )));
+        }
         if request.batch == 0 {
             return Err(Error::Request("a batch has at least 1 picture".into()));
         }
@@ -333,6 +353,11 @@ impl Engine {
         {
             notes.push(format!("running on {}: {}", gpu.caps().adapter, self.device_note));
         }
+        if let Device::Cpu(_) = self.pipeline.device()
+            && !self.pipeline.policy().forced.is_empty()
+        {
+            notes.push("--kernel is for GPUs: the CPU has one way of each operator".into());
+        }
         let trained = &self.defaults.only_size;
         if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
             notes.push(format!(
@@ -369,29 +394,25 @@ impl Engine {
     }
 }
 
-async fn open(choice: &DeviceChoice) -> Result<(Device, String)> {
-    let cpu = |note: &str| Ok((Device::Cpu(Cpu::default()), note.to_owned()));
-    let adapter = match choice {
-        DeviceChoice::Cpu => return cpu("asked for"),
-        DeviceChoice::Auto => &AdapterChoice::Best,
-        DeviceChoice::Gpu(adapter) => adapter,
-    };
-    match Gpu::open(adapter).await {
-        Ok(gpu) => {
-            let reason = gpu.reason().to_owned();
-            Ok((Device::Gpu(gpu), reason))
-        }
-        Err(GpuError::NoAdapter { .. }) if *choice == DeviceChoice::Auto => cpu("no GPU adapter was found"),
-        Err(e) => Err(e.into()),
-    }
-}
-
 fn proceed(cancel: &Cancel) -> Result<()> {
     if cancel.is_cancelled() {
         Err(Error::Cancelled)
     } else {
         Ok(())
     }
+}
+
+/// Refuses a size whose sides are no multiples, or that has more values than 32 bits count.
+fn check_size(width: u32, height: u32, multiple: usize) -> Result<()> {
+    check_multiple("width", width, multiple)?;
+    check_multiple("height", height, multiple)?;
+    let most = u64::from(u32::MAX / 3);
+    if u64::from(width) * u64::from(height) > most {
+        return Err(Error::Request(format!(
+            "{width}x{height} is more than {most} pixels; use a smaller size"
+        )));
+    }
+    Ok(())
 }
 
 /// Refuses a size that is no multiple, naming the two nearest that are.

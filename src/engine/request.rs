@@ -1,5 +1,8 @@
+use crate::backend::Device;
+use crate::cpu::Cpu;
 use crate::diffusion::noise::Rng;
-use crate::gpu::AdapterChoice;
+use crate::error::{GpuError, Result};
+use crate::gpu::{AdapterChoice, Gpu};
 use crate::media::Image;
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -17,11 +20,34 @@ pub enum DeviceChoice {
     Gpu(AdapterChoice),
 }
 
+impl DeviceChoice {
+    /// Opens the device; says why it is this one.
+    ///
+    /// # Errors
+    /// If a GPU is asked for that is not there, or its driver gives no device.
+    pub async fn open(&self) -> Result<(Device, String)> {
+        let cpu = |reason: &str| Ok((Device::Cpu(Cpu::default()), reason.to_owned()));
+        let adapter = match self {
+            Self::Cpu => return cpu("asked for"),
+            Self::Auto => &AdapterChoice::Best,
+            Self::Gpu(adapter) => adapter,
+        };
+        match Gpu::open(adapter).await {
+            Ok(gpu) => {
+                let reason = gpu.reason().to_owned();
+                Ok((Device::Gpu(gpu), reason))
+            }
+            Err(GpuError::NoAdapter { .. }) if *self == Self::Auto => cpu("no GPU adapter was found"),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
 impl std::str::FromStr for DeviceChoice {
     type Err = std::convert::Infallible;
 
     /// `auto`, `cpu`, `gpu`, the index of an adapter, or a part of its name.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         Ok(match text {
             "auto" => Self::Auto,
             "cpu" => Self::Cpu,

@@ -266,6 +266,16 @@ impl GpuSession {
         }
     }
 
+    /// As [`Session::weights`](crate::backend::Session).
+    pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
+        let planned = self.plan.weights.iter().map(|w| w.ty.byte_len() as u64);
+        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, w.storage.size()));
+        planned
+            .zip(held)
+            .map(|(planned, (id, held))| (id, planned, held))
+            .collect()
+    }
+
     fn at(&self, place: Place) -> &wgpu::Buffer {
         match place {
             Place::Shared(i) => &self.buffers[i],

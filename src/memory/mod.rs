@@ -1,5 +1,6 @@
-//! Who holds which weight where.
+//! Who holds which weight where, and whether there is room.
 
+pub mod budget;
 mod residency;
 
 pub use residency::{Residency, Resident};

@@ -145,7 +145,10 @@ impl Config {
     }
 
     /// Checks that the model has positions for a latent of `h` by `w` and a caption of `tokens`.
-    fn check_positions(&self, tokens: usize, h: usize, w: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// If it has too few.
+    pub fn check_positions(&self, tokens: usize, h: usize, w: usize) -> Result<()> {
         let wanted = [tokens.next_multiple_of(TOKEN_MULTIPLE) + 2, h / PATCH, w / PATCH];
         let names = ["caption tokens", "rows", "columns"];
         for ((name, want), len) in names.iter().zip(wanted).zip(self.axes_lens) {

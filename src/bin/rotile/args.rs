@@ -81,10 +81,10 @@ pub(crate) struct DeviceArgs {
         hide_env_values = true
     )]
     device: DeviceChoice,
-    /// How activations are stored [default: the best for the device]
+    /// How activations are stored; the CPU has f32 only [default: f32]
     #[arg(long, value_name = "TYPE", env = "ROTILE_DTYPE", hide_env_values = true)]
     dtype: Option<Storage>,
-    /// Run an operator in a given way, for diagnosis; may be repeated
+    /// Run an operator in a given way on the GPU, for diagnosis; may be repeated
     #[arg(long, value_name = "OP=WAY", value_parser = op_way, value_delimiter = ',', env = "ROTILE_KERNEL", hide_env_values = true)]
     kernel: Vec<(String, String)>,
 }
@@ -214,7 +214,7 @@ pub(crate) struct GenerateArgs {
     /// Where the picture goes (.png, .jpg, .webp); several are numbered [default: rotile-SEED.png]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
-    /// Generator of the noise: PyTorch's on the CPU, or its on CUDA
+    /// Generator of the noise: that of PyTorch on the CPU, or on CUDA
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
     #[command(flatten)]

@@ -5,10 +5,7 @@ use crate::output;
 use anyhow::Result;
 use rotile::backend::{Device, Session};
 use rotile::checkpoint::{Checkpoint, Weights};
-use rotile::cpu::Cpu;
 use rotile::diffusion::pipeline::Task;
-use rotile::engine::DeviceChoice;
-use rotile::gpu::{AdapterChoice, Gpu};
 use rotile::graph::Graph;
 use rotile::op::{Cost, Op};
 use rotile::ops::OPS;
@@ -44,7 +41,7 @@ struct Case {
 }
 
 fn ops(filter: &str, all: bool, args: &DeviceArgs, as_json: bool) -> Result<Value> {
-    let device = open(&args.options().device)?;
+    let (device, _) = pollster::block_on(args.options().device.open())?;
     if !as_json {
         output::line(device.name())?;
         output::line(format_args!(
@@ -92,15 +89,6 @@ fn ops(filter: &str, all: bool, args: &DeviceArgs, as_json: bool) -> Result<Valu
         }
     }
     Ok(json!({ "device": device.name(), "ops": rows }))
-}
-
-fn open(choice: &DeviceChoice) -> Result<Device> {
-    let adapter = match choice {
-        DeviceChoice::Cpu => return Ok(Device::Cpu(Cpu::default())),
-        DeviceChoice::Auto => &AdapterChoice::Best,
-        DeviceChoice::Gpu(adapter) => adapter,
-    };
-    Ok(Device::Gpu(pollster::block_on(Gpu::open(adapter))?))
 }
 
 /// A session of one node, with the same values in every run.

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &CompareArgs, as_json: bool) -> Result<()> {
     let found = Comparison::of(&a, &b)?;
     if let Some(diff) = &args.diff {
         let format = Format::of(&diff.to_string_lossy())?;
-        media::write(diff, &difference(&a, &b)?.to_bytes(format, &[])?)?;
+        output::file(diff, &difference(&a, &b)?.to_bytes(format, &[])?)?;
     }
     if as_json {
         // JSON has no infinity: the PSNR of equal pictures is null.

@@ -15,7 +15,7 @@ pub(crate) fn run(args: &DecodeArgs, as_json: bool) -> Result<()> {
     let mut engine = args.model.open()?;
     let image = pollster::block_on(engine.decode(&latent))?;
     drop(progress);
-    media::write(&args.out, &image.to_bytes(format, &[])?)?;
+    output::file(&args.out, &image.to_bytes(format, &[])?)?;
     if as_json {
         return output::json(&json!({
             "file": args.out.to_string_lossy(),

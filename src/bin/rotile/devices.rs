@@ -14,13 +14,7 @@ use std::collections::BTreeSet;
 pub(crate) fn run(args: &DevicesArgs, as_json: bool, verbose: bool) -> Result<()> {
     let options = args.device.options();
     let list = pollster::block_on(adapters());
-    // A wish that nothing fits is an error; without a wish, no adapter at all is a finding.
-    let chosen = match &options.device {
-        DeviceChoice::Cpu => None,
-        DeviceChoice::Auto if list.is_empty() => None,
-        DeviceChoice::Auto => Some(choose(&list, &AdapterChoice::Best)?),
-        DeviceChoice::Gpu(choice) => Some(choose(&list, choice)?),
-    };
+    let chosen = chosen(&list, &options.device)?;
     let reason = match (&chosen, &options.device) {
         (Some((_, reason)), _) => reason.as_str(),
         (None, DeviceChoice::Cpu) => "asked for",
@@ -50,6 +44,18 @@ pub(crate) fn run(args: &DevicesArgs, as_json: bool, verbose: bool) -> Result<()
         output::line(format_args!("  {}={}: {}", choice.op, choice.way, choice.reason))?;
     }
     Ok(())
+}
+
+/// Index of the adapter that would be opened, and why; `None` is the CPU.
+pub(crate) fn chosen(list: &[Adapter], device: &DeviceChoice) -> rotile::Result<Option<(usize, String)>> {
+    // A wish that nothing fits is an error; without a wish, no adapter at all is a finding.
+    let choice = match device {
+        DeviceChoice::Cpu => return Ok(None),
+        DeviceChoice::Auto if list.is_empty() => return Ok(None),
+        DeviceChoice::Auto => &AdapterChoice::Best,
+        DeviceChoice::Gpu(choice) => choice,
+    };
+    Ok(Some(choose(list, choice)?))
 }
 
 /// The way that each operator runs, over all the shapes of its cases.

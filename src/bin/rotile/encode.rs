@@ -2,12 +2,15 @@
 
 use crate::args::EncodeArgs;
 use crate::progress::Progress;
-use crate::{latent, output};
+use crate::{Usage, latent, output};
 use anyhow::Result;
 use rotile::media;
 use serde_json::json;
 
 pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
+    if args.out.extension().is_none_or(|e| e != "safetensors") {
+        return Err(Usage(format!("{}: a latent's name ends in .safetensors", args.out.display())).into());
+    }
     media::check_writable(&args.out)?;
     let mut image = media::read(&args.image)?;
     if let (Some(width), Some(height)) = (args.width, args.height) {
@@ -17,7 +20,7 @@ pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     let mut engine = args.model.open()?;
     let latent = pollster::block_on(engine.encode(&image))?;
     drop(progress);
-    media::write(&args.out, &latent::to_bytes(&latent)?)?;
+    output::file(&args.out, &latent::to_bytes(&latent)?)?;
     if as_json {
         return output::json(&json!({
             "file": args.out.to_string_lossy(),

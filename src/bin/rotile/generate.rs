@@ -52,7 +52,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
     let (device, reason) = engine.device();
     if verbose {
         eprintln!(
-            "device: {device} ({reason})\nmemory: {planned}; allocated {:.2} MiB",
+            "device: {device}; {reason}\nmemory: {planned}; allocated {:.2} MiB",
             allocated.total() as f64 / f64::from(1 << 20)
         );
         for choice in engine.choices() {
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
     let mut list = Vec::new();
     for ((picture, file), bytes) in pictures.iter().zip(&files).zip(encoded) {
         proceed(&cancel)?;
-        media::write(file, &bytes)?;
+        output::file(file, &bytes)?;
         if !as_json {
             output::line(file.display())?;
         }
@@ -107,11 +107,16 @@ fn numbered(out: &Path, batch: u32) -> Vec<PathBuf> {
     if batch == 1 {
         return vec![out.to_owned()];
     }
-    let stem = out.file_stem().unwrap_or_default().to_string_lossy();
-    let ending = out
-        .extension()
-        .map_or(String::new(), |e| format!(".{}", e.to_string_lossy()));
-    (1..=batch)
-        .map(|i| out.with_file_name(format!("{stem}-{i}{ending}")))
-        .collect()
+    let stem = out.file_stem().unwrap_or_default();
+    let name = |i| {
+        // Pieces of the name as they are: they may be no Unicode.
+        let mut name = stem.to_owned();
+        name.push(format!("-{i}"));
+        if let Some(ending) = out.extension() {
+            name.push(".");
+            name.push(ending);
+        }
+        out.with_file_name(name)
+    };
+    (1..=batch).map(name).collect()
 }

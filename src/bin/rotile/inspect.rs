@@ -1,12 +1,14 @@
 //! `rotile inspect`.
 
 use crate::args::InspectArgs;
-use crate::output;
+use crate::{Usage, devices, output};
 use anyhow::{Context as _, Result};
 use rotile::checkpoint::Checkpoint;
-use rotile::engine::{DeviceChoice, Inspection, PlanLine, Status};
-use rotile::gpu::{AdapterChoice, Caps, adapters, choose};
+use rotile::engine::{Inspection, PlanLine, Status, Target, TensorLine};
+use rotile::gpu::adapters;
 use rotile::media::Image;
+use rotile::plan::Policy;
+use rotile::tensor::DType;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -25,21 +27,39 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
     let (parts, only_size) = parts(args)?;
     let (width, height) = only_size.unwrap_or((SIDE, SIDE));
     let (width, height) = (args.width.unwrap_or(width), args.height.unwrap_or(height));
-    let caps = caps(&args.model.device.options().device)?;
-    let look = |part: &Arc<Checkpoint>| Inspection::of(part, width as usize, height as usize, &caps);
+    let options = args.model.device.options();
+    let list = pollster::block_on(adapters());
+    let target = Target {
+        width,
+        height,
+        dtype: options.dtype.unwrap_or(DType::F32),
+        gpu: devices::chosen(&list, &options.device)?.map(|(index, _)| list[index].caps.clone()),
+        policy: Policy {
+            forced: options.kernels,
+        },
+    };
+    if target.gpu.is_none() && target.dtype != DType::F32 {
+        return Err(Usage(format!("the CPU stores activations as f32, not {}", target.dtype)).into());
+    }
+    let device = target.gpu.as_ref().map_or("CPU".into(), ToString::to_string);
+    let look = |part: &Arc<Checkpoint>| Inspection::of(part, &target);
     let found = parts.iter().map(look).collect::<rotile::Result<Vec<_>>>()?;
     if as_json {
         return output::json(&json!({
             "width": width,
             "height": height,
-            "device": caps.to_string(),
+            "device": device,
+            "dtype": target.dtype.name(),
             "parts": serde_json::to_value(&found)?,
         }));
     }
     for part in &found {
         text(part)?;
     }
-    output::line(format_args!("planned for {width}x{height} pixels on {caps}"))
+    output::line(format_args!(
+        "planned for {width}x{height} pixels on {device}, activations as {}",
+        target.dtype
+    ))
 }
 
 /// Width and height in pixels.
@@ -63,34 +83,21 @@ fn parts(args: &InspectArgs) -> Result<(Vec<Arc<Checkpoint>>, Option<Size>)> {
     ))
 }
 
-/// Limits to plan within: those of the adapter that would be used, WebGPU's defaults for the CPU or without any.
-fn caps(device: &DeviceChoice) -> Result<Caps> {
-    let list = pollster::block_on(adapters());
-    let choice = match device {
-        DeviceChoice::Cpu => return Ok(Caps::baseline()),
-        DeviceChoice::Auto if list.is_empty() => return Ok(Caps::baseline()),
-        DeviceChoice::Auto => &AdapterChoice::Best,
-        DeviceChoice::Gpu(choice) => choice,
-    };
-    let (index, _) = choose(&list, choice)?;
-    Ok(list[index].caps.clone())
-}
-
 fn text(part: &Inspection) -> Result<()> {
     output::line(format_args!(
-        "{}\n  model    {}\n  licence  {}\n  config   {}",
+        "{}\n  model      {}\n  published  {}\n  config     {}",
         part.file, part.model, part.licence, part.config
     ))?;
+    let shape = |tensor: &TensorLine| {
+        let extents: Vec<_> = tensor.shape.iter().map(ToString::to_string).collect();
+        extents.join("x")
+    };
     let width = part.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
+    let shapes = part.tensors.iter().map(|t| shape(t).len()).max().unwrap_or(0);
     for tensor in &part.tensors {
-        let shape = tensor
-            .shape
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-            .join("x");
+        let shape = shape(tensor);
         output::line(format_args!(
-            "  {:<width$}  {:<4}  {shape:<16} {}",
+            "  {:<width$}  {:<4}  {shape:<shapes$}  {}",
             tensor.name,
             tensor.dtype,
             tensor.status.name()
@@ -98,38 +105,46 @@ fn text(part: &Inspection) -> Result<()> {
     }
     let count = |status: Status| part.tensors.iter().filter(|t| t.status == status).count();
     output::line(format_args!(
-        "  {} tensors: {} mapped, {} mapped but not run, {} unknown; {}",
+        "  {} tensors: {} mapped, {} mapped but not run, {} unknown; {:.2} MiB",
         part.tensors.len(),
         count(Status::Mapped),
         count(Status::NotRun),
         count(Status::Unknown),
         mib(part.file_bytes)
     ))?;
-    part.plans.iter().try_for_each(plan)?;
+    plans(&part.plans)?;
     output::line("")
 }
 
-fn plan(plan: &PlanLine) -> Result<()> {
+/// A table: bytes of the whole, MiB of its parts.
+fn plans(plans: &[PlanLine]) -> Result<()> {
+    let width = plans.iter().map(|p| p.task.len()).max().unwrap_or(0);
     output::line(format_args!(
-        "  {}: peak {} = weights {} + activations {} in {} buffers (unshared {}) + inputs {} + transfer {}; {:.1} GFLOP",
-        plan.task,
-        mib(plan.peak),
-        mib(plan.weights),
-        mib(plan.activations),
-        plan.buffers,
-        mib(plan.unshared),
-        mib(plan.inputs),
-        mib(plan.transfer),
-        plan.gflop
+        "  {:<width$}  {:>12} = {:>9} + {:>11} + {:>7} + {:>8} MiB  {:>7}  {:>12}  {:>8}",
+        "plan", "peak bytes", "weights", "activations", "inputs", "transfer", "buffers", "unshared MiB", "GFLOP"
     ))?;
-    match &plan.refused {
-        Some(reason) => output::line(format_args!("    does not run as it is: {reason}")),
-        None => Ok(()),
+    for plan in plans {
+        output::line(format_args!(
+            "  {:<width$}  {:>12}   {:>9.2}   {:>11.2}   {:>7.2}   {:>8.2}      {:>7}  {:>12.2}  {:>8.1}",
+            plan.task,
+            plan.peak,
+            mib(plan.weights),
+            mib(plan.activations),
+            mib(plan.inputs),
+            mib(plan.transfer),
+            plan.buffers,
+            mib(plan.unshared),
+            plan.gflop
+        ))?;
+        if let Some(reason) = &plan.refused {
+            output::line(format_args!("    does not run on this device as it is: {reason}"))?;
+        }
     }
+    Ok(())
 }
 
-fn mib(bytes: u64) -> String {
-    format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// Size and text chunks of a PNG.

@@ -25,8 +25,11 @@ pub(crate) fn run(args: &KernelsArgs, as_json: bool) -> Result<()> {
             .collect();
         return output::json(&json!({ "kernels": list }));
     }
-    for (name, (_, by)) in &kernels {
-        output::line(format_args!("{name:<60} {}", users(by).join(" ")))?;
+    let by: Vec<_> = kernels.values().map(|(_, by)| users(by).join(" ")).collect();
+    // A few kernels have many users: those lines are longer.
+    let width = by.iter().map(String::len).max().unwrap_or(0).min(32);
+    for (by, name) in by.iter().zip(kernels.keys()) {
+        output::line(format_args!("{by:<width$}  {name}"))?;
     }
     Ok(())
 }

@@ -98,7 +98,7 @@ fn cancel_on_signal() -> Result<Cancel> {
     // Also SIGTERM, where there is one.
     ctrlc::set_handler(move || {
         if shared.is_cancelled() {
-            std::process::exit(130);
+            output::exit(130);
         }
         shared.cancel();
     })?;

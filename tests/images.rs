@@ -343,6 +343,29 @@ fn what_is_planned_is_what_is_allocated() {
     }
 }
 
+/// Between the first step and the last, nothing is compiled and no device memory is allocated.
+#[test]
+fn the_loop_compiles_and_allocates_nothing() {
+    let Some(mut engine) = engine(&GPU) else { return };
+    let Device::Gpu(gpu) = engine.pipeline().device().clone() else {
+        panic!("no GPU")
+    };
+    let mut seen = Vec::new();
+    let on = |event| {
+        if matches!(event, Event::Step { .. }) {
+            seen.push((gpu.kernels(), gpu.allocated_bytes()));
+        }
+    };
+    pollster::block_on(engine.generate(&request("run_b"), on, &Cancel::new())).expect("a picture");
+    assert_eq!(seen.len(), 8);
+    assert!(seen[0].0 > 0 && seen.iter().all(|s| *s == seen[0]), "{seen:?}");
+    assert_eq!(
+        gpu.kernels(),
+        seen[0].0,
+        "the decoder was compiled before the first step too"
+    );
+}
+
 /// What the driver's allocator says, against the plan of a session with its weights.
 #[test]
 fn the_allocator_agrees_with_the_plan() {

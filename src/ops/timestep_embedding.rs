@@ -1,14 +1,13 @@
 //! `timestep_embedding`: sines and cosines of a timestep at many frequencies.
 
+use super::flat::flat;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way};
+use crate::op::{Case, Cost, Op, Way};
 use crate::tensor::{DType, Shape, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 64;
 
 /// Most columns: a wish for more is a damaged file's.
 const MAX_DIM: usize = 1 << 16;
@@ -152,11 +151,8 @@ impl Op for EmbedTimestep {
             sin_at: sin_at as u32,
             scale: self.embedding.scale,
         };
-        let kernel = KernelSpec::new(wgsl!("ops/timestep_embedding"))
-            .elem(self.dtype)
-            .set("WG", WG as u32);
-        let grid = caps.grid(count.div_ceil(WG));
-        vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(2))]
+        let kernel = KernelSpec::new(wgsl!("ops/timestep_embedding")).elem(self.dtype);
+        vec![Way::baseline(flat(kernel, &params, count, caps).inputs(2))]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

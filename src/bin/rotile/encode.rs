@@ -4,20 +4,17 @@ use crate::args::EncodeArgs;
 use crate::progress::Progress;
 use crate::{Usage, latent, output};
 use anyhow::Result;
-use rotile::media;
+use rotile::media::{self, Image};
 use serde_json::json;
-
-/// Pixels that a picture is brought to at most: beyond, the memory for it ends the program without a word.
-const MAX_PIXELS: u64 = 1 << 28;
 
 pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     if args.out.extension().is_none_or(|e| e != "safetensors") {
         return Err(Usage(format!("{}: a latent's name ends in .safetensors", args.out.display())).into());
     }
     if let (Some(width), Some(height)) = (args.width, args.height)
-        && u64::from(width) * u64::from(height) > MAX_PIXELS
+        && u64::from(width) * u64::from(height) > Image::MAX_PIXELS
     {
-        return Err(Usage(format!("{width}x{height} is more than {MAX_PIXELS} pixels")).into());
+        return Err(Usage(format!("{width}x{height} is more than {} pixels", Image::MAX_PIXELS)).into());
     }
     media::check_writable(&args.out)?;
     let mut image = media::read(&args.image)?;

@@ -168,7 +168,7 @@ impl Graph {
     /// Adds a node. Model code calls the methods that the ops define.
     ///
     /// # Errors
-    /// If the inputs do not fit; the message names the path of the node.
+    /// If the inputs do not fit or are empty; the message names the path of the node.
     pub fn push(&mut self, op: impl Op, inputs: &[Value]) -> Result<Value, ShapeError> {
         self.push_shared(Arc::new(op), inputs)
     }
@@ -179,7 +179,18 @@ impl Graph {
     /// If the inputs do not fit.
     pub fn push_shared(&mut self, op: Arc<dyn Op>, inputs: &[Value]) -> Result<Value, ShapeError> {
         let types: Vec<_> = inputs.iter().map(|v| self.ty(*v).clone()).collect();
-        let ty = op.infer(&types).map_err(|e| ShapeError {
+        let inferred = match types.iter().any(|ty| ty.count() == 0) {
+            true => Err(ShapeError::new(op.name(), &types, "no input may be empty")),
+            false => op.infer(&types),
+        };
+        // Counts saturate: strides of such a shape would overflow.
+        let countable = |ty: &TensorType| ty.count() < usize::MAX;
+        let ty = match inferred {
+            Ok(ty) if countable(&ty) => Ok(ty),
+            Ok(_) => Err(ShapeError::new(op.name(), &types, "the result has too many elements")),
+            Err(e) => Err(e),
+        };
+        let ty = ty.map_err(|e| ShapeError {
             node: self.path.clone(),
             ..e
         })?;

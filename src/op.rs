@@ -150,7 +150,7 @@ pub trait Op: Debug + Send + Sync + 'static {
     /// Name in messages, tests and benches; that of its row in the op table.
     fn name(&self) -> &'static str;
 
-    /// Output type.
+    /// Output type. A [`Graph`](crate::graph::Graph) gives no input without elements.
     ///
     /// # Errors
     /// If the inputs do not fit; the message says the rule.

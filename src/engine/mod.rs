@@ -129,7 +129,7 @@ impl Engine {
             false => None,
         };
         for caption in [Some(&positive), negative.as_ref()].into_iter().flatten() {
-            self.pipeline.prepare(denoise_task(caption, &[height, width])).await?;
+            self.pipeline.prepare(denoise_task(caption, height, width)?).await?;
         }
         proceed(cancel)?;
 

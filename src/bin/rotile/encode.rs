@@ -7,9 +7,17 @@ use anyhow::Result;
 use rotile::media;
 use serde_json::json;
 
+/// Pixels that a picture is brought to at most: beyond, the memory for it ends the program without a word.
+const MAX_PIXELS: u64 = 1 << 28;
+
 pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     if args.out.extension().is_none_or(|e| e != "safetensors") {
         return Err(Usage(format!("{}: a latent's name ends in .safetensors", args.out.display())).into());
+    }
+    if let (Some(width), Some(height)) = (args.width, args.height)
+        && u64::from(width) * u64::from(height) > MAX_PIXELS
+    {
+        return Err(Usage(format!("{width}x{height} is more than {MAX_PIXELS} pixels")).into());
     }
     media::check_writable(&args.out)?;
     let mut image = media::read(&args.image)?;

@@ -6,6 +6,9 @@ use crate::op::Op;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
 use std::sync::Arc;
 
+/// No machine holds more, and with this many no sum of strides or bytes overflows. Counts of elements saturate.
+const MAX_ELEMENTS: u64 = 1 << 48;
+
 /// Handle to a tensor in a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Value(pub(crate) usize);
@@ -183,12 +186,13 @@ impl Graph {
             true => Err(ShapeError::new(op.name(), &types, "no input may be empty")),
             false => op.infer(&types),
         };
-        // Counts saturate: strides of such a shape would overflow.
-        let countable = |ty: &TensorType| ty.count() < usize::MAX;
+        let too_large = |ty: &TensorType| ty.count() == usize::MAX || ty.count() as u64 > MAX_ELEMENTS;
         let ty = match inferred {
-            Ok(ty) if countable(&ty) => Ok(ty),
-            Ok(_) => Err(ShapeError::new(op.name(), &types, "the result has too many elements")),
-            Err(e) => Err(e),
+            Ok(ty) if types.iter().chain([&ty]).any(too_large) => {
+                let rule = format!("makes {ty}; no tensor may have more than {MAX_ELEMENTS} elements");
+                Err(ShapeError::new(op.name(), &types, rule))
+            }
+            inferred => inferred,
         };
         let ty = ty.map_err(|e| ShapeError {
             node: self.path.clone(),

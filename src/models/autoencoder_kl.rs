@@ -1,11 +1,11 @@
 //! The KL autoencoder of Stable Diffusion, FLUX, CogView4 and Z-Image: pictures in -1..1 to latents and back.
 
-use super::blocks::{activation, affine, channels, conv, conv1, conv3, group_norm, linear_bias, merge, result};
+use super::blocks::{activation, affine, attend_pixels, channels, conv, conv1, conv3, group_norm, result};
 use super::config::{Json, count};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
-use crate::ops::{Act, Attention, Conv2d, Epilogue};
+use crate::ops::{Act, Conv2d, Epilogue};
 use crate::tensor::DType;
 use serde_json::Value as JsonValue;
 
@@ -405,30 +405,6 @@ fn resnet(g: &mut Graph, w: &Weights, cfg: &Config, x: Value, out: usize) -> Res
 
 /// One head over all pixels.
 fn attention(g: &mut Graph, w: &Weights, cfg: &Config, x: Value) -> Result<Value> {
-    let shape = g.shape(x).clone();
-    let (c, pixels) = (channels(g, x), shape.iter().skip(2).product());
     let h = group_norm(g, &w.at("group_norm"), x, cfg.groups, Act::None)?;
-    let h = g.reshape(h, [c, pixels])?;
-    let h = g.permute(h, &[1, 0])?;
-    let project = |g: &mut Graph, name: &str| -> Result<Value> {
-        let y = linear_bias(g, &w.at(name), h, c, Epilogue::default())?;
-        Ok(g.reshape(y, [1, pixels, 1, c])?)
-    };
-    let q = project(g, "to_q")?;
-    let k = project(g, "to_k")?;
-    let v = project(g, "to_v")?;
-    g.enter(w);
-    let attributes = Attention {
-        mask: None,
-        causal: false,
-        scale: (c as f32).sqrt().recip(),
-    };
-    let a = g.attention(q, k, v, attributes)?;
-    let a = merge(g, a)?;
-    let a = linear_bias(g, &w.at("to_out.0"), a, c, Epilogue::default())?;
-    let a = g.permute(a, &[1, 0])?;
-    let a = g.reshape(a, shape)?;
-    let y = g.add(x, a)?;
-    g.tap(w.path(), y);
-    Ok(y)
+    attend_pixels(g, w, x, h, "to_out.0")
 }

@@ -6,6 +6,7 @@ pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
 pub mod qwen3;
+pub mod qwen_image_vae;
 pub mod tiny_autoencoder;
 mod vae;
 pub mod z_image;
@@ -38,6 +39,8 @@ pub enum Model {
     AutoencoderKl(autoencoder_kl::Config),
     /// TAESD and its kin.
     AutoencoderTiny(tiny_autoencoder::Config),
+    /// Autoencoder of Qwen-Image and of Wan 2.1, for single pictures.
+    QwenImageVae(qwen_image_vae::Config),
 }
 
 /// A row of the model table.
@@ -91,6 +94,12 @@ pub const MODELS: &[ModelEntry] = &[
         },
         licence: "TAESD, TAEF1 and TAEF2: MIT",
     },
+    ModelEntry {
+        name: "AutoencoderKLQwenImage",
+        role: Role::Autoencoder,
+        read: |c| Some(qwen_image_vae::Config::detect(c)?.with_file(c).map(Model::QwenImageVae)),
+        licence: "Qwen-Image and Wan 2.1: Apache-2.0",
+    },
 ];
 
 impl Model {
@@ -123,6 +132,7 @@ impl Model {
             Self::Qwen3(_) => &MODELS[1],
             Self::AutoencoderKl(_) => &MODELS[2],
             Self::AutoencoderTiny(_) => &MODELS[3],
+            Self::QwenImageVae(_) => &MODELS[4],
         }
     }
 }

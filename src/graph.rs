@@ -1,9 +1,10 @@
 //! The graph that model code builds: a list of nodes in order, each an op over earlier values.
 
-use crate::checkpoint::{CheckpointError, Weights};
+use crate::checkpoint::{CheckpointError, Part, Weights};
 use crate::error::{Result, ShapeError};
 use crate::op::Op;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// No machine holds more, and with this many no sum of strides or bytes overflows. Counts of elements saturate.
@@ -20,7 +21,7 @@ pub enum Source {
     Input(String),
     /// Known when the graph is built, such as a table of angles.
     Constant(Arc<Tensor>),
-    /// A tensor of the checkpoint, by full name.
+    /// A tensor of the checkpoint, by full name, or a [`Part`] of it.
     Weight(String),
     /// The result of a node.
     Node(usize),
@@ -142,6 +143,36 @@ impl Graph {
         self.enter(weights);
         let shape = weights.info(name)?.shape.clone();
         Ok(self.define(TensorType { dtype, shape }, Source::Weight(full)))
+    }
+
+    /// A range of one axis of a weight that has exactly this shape; the rest is never brought to the device.
+    ///
+    /// # Errors
+    /// As [`Graph::weight`], or if the weight does not reach so far.
+    pub fn weight_part(
+        &mut self,
+        weights: &Weights,
+        name: &str,
+        whole: impl Into<Shape>,
+        axis: usize,
+        range: Range<usize>,
+    ) -> Result<Value> {
+        let whole = whole.into();
+        let (name, dtype) = self.look_up(weights, name, &whole)?;
+        self.enter(weights);
+        let mut shape = whole.to_vec();
+        if axis >= shape.len() || range.start >= range.end || range.end > shape[axis] {
+            let ty = TensorType { dtype, shape: whole };
+            let rule = format!("has no part {range:?} of axis {axis}");
+            return Err(ShapeError {
+                node: self.path.clone(),
+                ..ShapeError::new("weight", &[ty], rule)
+            }
+            .into());
+        }
+        shape[axis] = range.len();
+        let part = Part { name, axis, range };
+        Ok(self.define(TensorType::new(dtype, shape), Source::Weight(part.to_string())))
     }
 
     /// A small weight of `len` elements that is widened to `f32` when loaded: biases, scales of norms.

@@ -6,7 +6,12 @@ pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
 pub mod qwen3;
+pub mod qwen_image_vae;
+pub mod tiny_autoencoder;
+mod vae;
 pub mod z_image;
+
+pub use vae::Vae;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
@@ -30,8 +35,12 @@ pub enum Model {
     Qwen3(qwen3::Config),
     /// The S3-DiT of Z-Image.
     ZImage(z_image::Config),
-    /// Autoencoder of Stable Diffusion, FLUX.1 and Z-Image.
+    /// Autoencoder of Stable Diffusion, FLUX, CogView4 and Z-Image.
     AutoencoderKl(autoencoder_kl::Config),
+    /// TAESD and its kin.
+    AutoencoderTiny(tiny_autoencoder::Config),
+    /// Autoencoder of Qwen-Image and of Wan 2.1, for single pictures.
+    QwenImageVae(qwen_image_vae::Config),
 }
 
 /// A row of the model table.
@@ -73,6 +82,24 @@ pub const MODELS: &[ModelEntry] = &[
         },
         licence: "as the model it belongs to; in FLUX.1-schnell and Z-Image: Apache-2.0",
     },
+    ModelEntry {
+        name: "AutoencoderTiny",
+        role: Role::Autoencoder,
+        read: |c| {
+            Some(
+                tiny_autoencoder::Config::detect(c)?
+                    .with_file(c)
+                    .map(Model::AutoencoderTiny),
+            )
+        },
+        licence: "TAESD, TAEF1 and TAEF2: MIT",
+    },
+    ModelEntry {
+        name: "AutoencoderKLQwenImage",
+        role: Role::Autoencoder,
+        read: |c| Some(qwen_image_vae::Config::detect(c)?.with_file(c).map(Model::QwenImageVae)),
+        licence: "Qwen-Image and Wan 2.1: Apache-2.0",
+    },
 ];
 
 impl Model {
@@ -104,6 +131,8 @@ impl Model {
             Self::ZImage(_) => &MODELS[0],
             Self::Qwen3(_) => &MODELS[1],
             Self::AutoencoderKl(_) => &MODELS[2],
+            Self::AutoencoderTiny(_) => &MODELS[3],
+            Self::QwenImageVae(_) => &MODELS[4],
         }
     }
 }

@@ -5,8 +5,11 @@
 pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
+mod parts;
 pub mod qwen3;
 pub mod z_image;
+
+pub use parts::{Part, Side, TileNorms};
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 

@@ -559,6 +559,8 @@ fn the_binary_refuses_before_it_computes_and_leaves_nothing() {
         (2, "at least 0", "generate a --guidance -1"),
         (2, "at most 1", "generate a --init-image ../in/text.png --strength nan"),
         (2, "2^64", "generate a --seed 18446744073709551616"),
+        (2, "2^64", "generate a --seed -1"),
+        (2, "cfg_truncation in 0..=1", "generate a --cfg-truncation -1"),
     ];
     for (code, says, line) in cases {
         let mut args: Vec<&OsStr> = line.split(' ').map(OsStr::new).collect();

@@ -11,6 +11,7 @@ use rotile::diffusion::Rng;
 use rotile::diffusion::pipeline::Task;
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Picture, Request};
 use rotile::media::{Comparison, Format, Image};
+use rotile::models::Vae;
 use rotile::tensor::{DType, Tensor};
 use std::path::{Path, PathBuf};
 use support::relative_rms;
@@ -205,7 +206,9 @@ fn encode_and_decode_follow_diffusers() {
     let (pixels, cells) = (3 * 128 * 128, 16 * 16 * 16);
     for (bars, limit) in [(CPU, 2e-5), (GPU, 2e-4)] {
         let Some(mut engine) = engine(&bars) else { continue };
-        let vae = engine.pipeline().models().vae.0.clone();
+        let Vae::Kl(vae) = engine.pipeline().models().vae.0.clone() else {
+            panic!("an AutoencoderKL")
+        };
         for i in 0..2 {
             let image = images[i * pixels..][..pixels].iter().map(|v| v * 0.5 + 0.5).collect();
             let picture = Tensor::new([1, 3, 128, 128], image);
@@ -341,6 +344,29 @@ fn what_is_planned_is_what_is_allocated() {
             assert_eq!(planned, allocated, "{}: {task:?}", bars.name);
         }
     }
+}
+
+/// Between the first step and the last, nothing is compiled and no device memory is allocated.
+#[test]
+fn the_loop_compiles_and_allocates_nothing() {
+    let Some(mut engine) = engine(&GPU) else { return };
+    let Device::Gpu(gpu) = engine.pipeline().device().clone() else {
+        panic!("no GPU")
+    };
+    let mut seen = Vec::new();
+    let on = |event| {
+        if matches!(event, Event::Step { .. }) {
+            seen.push((gpu.kernels(), gpu.allocated_bytes()));
+        }
+    };
+    pollster::block_on(engine.generate(&request("run_b"), on, &Cancel::new())).expect("a picture");
+    assert_eq!(seen.len(), 8);
+    assert!(seen[0].0 > 0 && seen.iter().all(|s| *s == seen[0]), "{seen:?}");
+    assert_eq!(
+        gpu.kernels(),
+        seen[0].0,
+        "the decoder was compiled before the first step too"
+    );
 }
 
 /// What the driver's allocator says, against the plan of a session with its weights.

@@ -5,6 +5,7 @@ pub mod noise;
 pub mod pipeline;
 pub mod scheduler;
 pub mod tiled;
+pub mod vae;
 
 pub use guidance::Guidance;
 pub use noise::{Noise, Rng};

@@ -109,6 +109,17 @@ impl Engine {
         // Everything is planned, compiled and allocated before the first step, the decoder too: nothing can fail for want of
         // room after the last one.
         on(Event::Stage(Stage::Prepare));
+        let tokens = self.pipeline.tokens(&request.prompt)?.ids.len();
+        self.pipeline.check_room(&[
+            Task::Text { tokens },
+            Task::Caption { tokens },
+            Task::Denoise {
+                tokens: tokens.next_multiple_of(z_image::TOKEN_MULTIPLE),
+                height,
+                width,
+            },
+            Task::Decode { height, width },
+        ])?;
         self.pipeline.prepare(Task::Decode { height, width }).await?;
         proceed(cancel)?;
         on(Event::Stage(Stage::Text));
@@ -189,7 +200,7 @@ impl Engine {
     /// # Errors
     /// If the latent is no such tensor, the device fails, or the picture is not finite.
     pub async fn decode(&mut self, latent: &Tensor) -> Result<Image> {
-        let channels = self.pipeline.models().vae.0.latent_channels;
+        let channels = self.pipeline.models().vae.0.latent_channels();
         if latent.ty.shape.len() != 4 || latent.ty.shape[..2] != [1, channels] {
             return Err(Error::Request(format!(
                 "a latent of this model has shape [1, {channels}, h, w], not {}",

@@ -7,9 +7,12 @@ pub mod blocks;
 mod config;
 mod parts;
 pub mod qwen3;
+pub mod tiny_autoencoder;
+mod vae;
 pub mod z_image;
 
 pub use parts::{Part, Side, TileNorms};
+pub use vae::Vae;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
@@ -33,8 +36,10 @@ pub enum Model {
     Qwen3(qwen3::Config),
     /// The S3-DiT of Z-Image.
     ZImage(z_image::Config),
-    /// Autoencoder of Stable Diffusion, FLUX.1 and Z-Image.
+    /// Autoencoder of Stable Diffusion, FLUX, CogView4 and Z-Image.
     AutoencoderKl(autoencoder_kl::Config),
+    /// TAESD and its kin.
+    AutoencoderTiny(tiny_autoencoder::Config),
 }
 
 /// A row of the model table.
@@ -76,6 +81,18 @@ pub const MODELS: &[ModelEntry] = &[
         },
         licence: "as the model it belongs to; in FLUX.1-schnell and Z-Image: Apache-2.0",
     },
+    ModelEntry {
+        name: "AutoencoderTiny",
+        role: Role::Autoencoder,
+        read: |c| {
+            Some(
+                tiny_autoencoder::Config::detect(c)?
+                    .with_file(c)
+                    .map(Model::AutoencoderTiny),
+            )
+        },
+        licence: "TAESD, TAEF1 and TAEF2: MIT",
+    },
 ];
 
 impl Model {
@@ -107,6 +124,7 @@ impl Model {
             Self::ZImage(_) => &MODELS[0],
             Self::Qwen3(_) => &MODELS[1],
             Self::AutoencoderKl(_) => &MODELS[2],
+            Self::AutoencoderTiny(_) => &MODELS[3],
         }
     }
 }

@@ -140,12 +140,12 @@ impl Op for Matmul {
 
     fn ways(&self, inputs: &[TensorType], _: &TensorType, caps: &Caps) -> Vec<Way> {
         let mut ways = Vec::new();
-        // On llvmpipe `lanes` is ahead of `rows` even for one row.
-        if caps.lanes() {
-            ways.push(self.lanes(inputs, caps));
-        }
+        // For few rows all that counts is reading the weights: on llvmpipe `lanes` loses to `rows` there.
         if (1..=4).contains(&sizes(&inputs[0], &inputs[1])[0]) {
             ways.push(self.rows(inputs, caps));
+        }
+        if caps.lanes() {
+            ways.push(self.lanes(inputs, caps));
         }
         ways.push(self.baseline(inputs, caps));
         ways

@@ -188,13 +188,13 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "G", value_parser = guidance, allow_negative_numbers = true)]
     pub(crate) guidance: Option<f32>,
     /// Largest norm of a guided prediction, as a multiple of the positive one's; 0 is off
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) cfg_normalization: f32,
     /// Model time (0 noise, 1 picture) above which guidance is off
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) cfg_truncation: f32,
     /// Seed of the noise, or `random`
-    #[arg(short, long, value_name = "N", default_value = "0", value_parser = seed)]
+    #[arg(short, long, value_name = "N", default_value = "0", value_parser = seed, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Pixels of a row [default: the model's]
     #[arg(short = 'W', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]

@@ -5,7 +5,7 @@
 //! the activation of the whole picture lies in host memory, so that a tile overlaps its neighbours only by what its own stage
 //! sees. Within a stage, a norm needs the statistics of the whole picture: passes over the tiles collect them norm by norm,
 //! each with those of the norms before it as inputs, and the last pass gives the result. So tiles compute what the whole
-//! picture would, and nothing is left to hide by blending, unless an overlap is asked for that is too small.
+//! picture would, and nothing is left to hide by blending.
 
 mod moments;
 mod route;
@@ -13,15 +13,17 @@ mod stage;
 
 pub use route::{Route, TileOptions, route};
 
-use crate::backend::{Device, Kept};
+use crate::backend::{Device, Kept, Session};
 use crate::checkpoint::Weights;
 use crate::error::{Error, Result};
 use crate::models::{Part, Side, Vae};
-use crate::plan::{Named, Plan, Policy};
+use crate::plan::{Bytes, Choice, Named, Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
 use crate::tiling::{Grid, crop};
 use moments::Moments;
 use stage::{Pass, PassRun, Stage};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// One half of an autoencoder with its weights.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +58,8 @@ impl Cut {
 pub struct Tiles {
     /// Side of a tile.
     pub size: usize,
-    /// What neighbours share at least; twice what a stage sees where there is none.
-    pub overlap: Option<usize>,
+    /// What neighbours share at least; twice what a stage sees where that is more.
+    pub overlap: usize,
     /// Where stages end.
     pub cut: Cut,
 }
@@ -79,11 +81,29 @@ pub struct Footprint {
     pub host: u64,
 }
 
+/// What a run has shown.
+#[derive(Clone, Debug, Default)]
+pub struct Ran {
+    /// Bytes of the largest session, as planned and as allocated.
+    pub bytes: (Bytes, Bytes),
+    /// Which way each operator ran.
+    pub choices: BTreeSet<Choice>,
+}
+
+impl Ran {
+    fn add(&mut self, session: &Session) {
+        if session.planned().session() >= self.bytes.0.session() {
+            self.bytes = (session.planned(), session.allocated());
+        }
+        self.choices.extend(session.plan().choices.iter().cloned());
+    }
+}
+
 impl Schedule {
     /// The stages for a latent of `size`, with activations stored as `dtype`.
     ///
     /// # Errors
-    /// If a weight is missing or has another shape.
+    /// If a weight is missing or has another shape, or the tiles are smaller than what a stage sees.
     pub fn new(half: Half<'_>, size: [usize; 2], tiles: Tiles, dtype: DType) -> Result<Self> {
         let parts = half.vae.parts(half.side);
         let mut stages: Vec<Stage> = Vec::new();
@@ -94,7 +114,15 @@ impl Schedule {
             let grid = if first.whole {
                 Grid::new(size, size[0].max(size[1]), 0)
             } else {
-                Grid::new(size, tiles.size, tiles.overlap.unwrap_or(2 * reach.ceil() as usize))
+                // So much that the middle of an overlap sees no edge.
+                let needed = 2 * reach.ceil() as usize;
+                if needed >= tiles.size && tiles.size < size[0].max(size[1]) {
+                    return Err(Error::Request(format!(
+                        "tiles for this model have at least {} pixels a side",
+                        (needed + 1) * half.vae.factor()
+                    )));
+                }
+                Grid::new(size, tiles.size, tiles.overlap.max(needed))
             };
             let [h, w] = grid.tile().map(|n| n * first.input);
             let input = match stages.last() {
@@ -183,6 +211,29 @@ impl Schedule {
         }
     }
 
+    /// Prepares the largest session, so that there is room for all of them.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn reserve(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<Session> {
+        let mut largest = (0, None);
+        for stage in &self.stages {
+            for pass in &stage.passes {
+                let (graph, _) = stage.graph(half, self.dtype, pass)?;
+                let plan = device.plan(&graph, policy)?;
+                let bytes = match device {
+                    Device::Gpu(_) => plan.gpu_bytes(),
+                    Device::Cpu(_) => plan.cpu_bytes(),
+                };
+                if bytes.session() >= largest.0 {
+                    largest = (bytes.session(), Some(graph));
+                }
+            }
+        }
+        let graph = largest.1.expect("an autoencoder has parts");
+        device.prepare(&graph, half.weights, policy).await
+    }
+
     /// Runs it: `[1, c, h, w]` in and out. `on` hears how many of [`Schedule::runs`] are done, `proceed` may stop it between
     /// two of them. `kept` keeps weights on the device for the next time.
     ///
@@ -196,15 +247,15 @@ impl Schedule {
         input: &Tensor,
         mut on: impl FnMut(usize),
         proceed: impl Fn() -> Result<()>,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Ran)> {
         let [channels, scale] = [half.vae.channels(half.side), self.stages[0].scale[0]];
         let wanted = TensorType::new(DType::F32, [1, channels, self.size[0] * scale, self.size[1] * scale]);
         if input.ty != wanted {
             return Err(Error::Request(format!("the input is {}, not {wanted}", input.ty)));
         }
-        let mut done = 0;
+        let (mut done, mut ran) = (0, Ran::default());
         let mut held = Vec::new();
-        let mut x = std::borrow::Cow::Borrowed(&input.data);
+        let mut x = Cow::Borrowed(&input.data);
         let mut statistics: Vec<Vec<Moments>> = Vec::new();
         for stage in &self.stages {
             let mut result = Vec::new();
@@ -213,6 +264,7 @@ impl Schedule {
                 let (graph, _) = stage.graph(half, self.dtype, pass)?;
                 let mut session = device.prepare(&graph, half.weights, policy).await?;
                 held.push(session.keep_weights());
+                ran.add(&session);
                 let mut run = PassRun::new(stage, pass, &statistics, self.size);
                 let [tile, whole] = stage.sizes(self.size, 0);
                 let mut x_tile = Tensor {
@@ -242,11 +294,12 @@ impl Schedule {
                     statistics.push(run.found);
                 }
             }
-            x = std::borrow::Cow::Owned(result);
+            x = Cow::Owned(result);
         }
         *kept = held;
         let last = self.stages.last().expect("an autoencoder has parts");
         let [_, [h, w]] = last.sizes(self.size, 1);
-        Ok(Tensor::new([1, last.output.shape[1], h, w], x.into_owned()))
+        let result = Tensor::new([1, last.output.shape[1], h, w], x.into_owned());
+        Ok((result, ran))
     }
 }

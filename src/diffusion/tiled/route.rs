@@ -12,8 +12,8 @@ use crate::tensor::{DType, TensorType};
 pub struct TileOptions {
     /// Side of a tile.
     pub size: u32,
-    /// What neighbours share at least; enough for the model where it is left out.
-    pub overlap: Option<u32>,
+    /// What neighbours share at least. It is made as wide as the model needs for tiles that come out as the whole would.
+    pub overlap: u32,
 }
 
 /// How one half of an autoencoder runs on one size.
@@ -56,15 +56,15 @@ pub fn route(
         _ => match whole(half, size, dtype, device, policy, limit) {
             Ok(()) => return Ok(Route::Whole),
             Err(Error::Plan(error @ (PlanError::ExceedsLimit { .. } | PlanError::MaxMemory { .. }))) => {
-                let reason = format!("since the whole does not fit: {error}");
+                let reason = reason(&error);
                 (Some(error), reason)
             }
             Err(error) => return Err(error),
         },
     };
-    let sizes: Vec<_> = match asked.filter(|(tile, _)| *tile < longest) {
+    let sizes: Vec<(usize, usize)> = match asked.filter(|(tile, _)| *tile < longest) {
         Some((tile, overlap)) => vec![(tile, overlap)],
-        None => candidates(longest).map(|tile| (tile, None)).collect(),
+        None => candidates(longest).map(|tile| (tile, 0)).collect(),
     };
     let mut smallest = refused.map(Error::from);
     for cut in Cut::ALL {
@@ -74,7 +74,14 @@ pub fn route(
                 overlap,
                 cut,
             };
-            let schedule = Schedule::new(half, size, tiles, dtype)?;
+            let schedule = match Schedule::new(half, size, tiles, dtype) {
+                // Smaller than the stages of this cut see; the first cut has the smallest.
+                Err(error @ Error::Request(_)) => {
+                    smallest = smallest.or(Some(error));
+                    continue;
+                }
+                schedule => schedule?,
+            };
             let plans = match schedule.plans(half, device, policy) {
                 Ok(plans) => plans,
                 Err(Error::Plan(error @ PlanError::ExceedsLimit { .. })) => {
@@ -111,22 +118,17 @@ pub fn route(
 }
 
 /// Side and overlap in latent pixels.
-fn in_latents(options: TileOptions, factor: usize) -> Result<(usize, Option<usize>)> {
-    let latents = |pixels: u32| pixels as usize / factor;
-    let (tile, overlap) = (latents(options.size), options.overlap.map(latents));
-    if tile == 0 {
+fn in_latents(options: TileOptions, factor: usize) -> Result<(usize, usize)> {
+    let TileOptions { size, overlap } = options;
+    if overlap >= size {
         return Err(Error::Request(format!(
-            "a tile has at least {factor} pixels a side, got {}",
-            options.size
+            "tiles of {size} pixels cannot overlap by {overlap}"
         )));
     }
-    match options.overlap {
-        Some(pixels) if overlap.is_some_and(|overlap| overlap >= tile) => Err(Error::Request(format!(
-            "tiles of {} pixels cannot overlap by {pixels}",
-            options.size
-        ))),
-        _ => Ok((tile, overlap)),
-    }
+    let size = size as usize / factor;
+    // A tile that is no multiple is smaller than asked for, an overlap larger.
+    let overlap = (overlap as usize).div_ceil(factor).min(size.saturating_sub(1));
+    Ok((size, overlap))
 }
 
 /// Whether the whole fits.
@@ -170,6 +172,18 @@ fn candidates(longest: usize) -> impl Iterator<Item = usize> {
     let tile = move |count: usize| (longest + (count - 1) * SHARED).div_ceil(count);
     let sizes = (2..=longest).map(tile).take_while(|&tile| tile >= SMALLEST);
     sizes.filter(move |&tile| std::mem::replace(&mut last, tile) != tile)
+}
+
+fn reason(error: &PlanError) -> String {
+    match error {
+        PlanError::ExceedsLimit {
+            bytes, limit, which, ..
+        } => format!("since the whole has a tensor of {bytes} bytes and the device binds {limit} (`{which}`)"),
+        PlanError::MaxMemory { wanted, limit } => {
+            format!("since the whole takes {wanted} bytes and {limit} may be taken")
+        }
+        other => format!("since the whole does not fit: {other}"),
+    }
 }
 
 fn describe(schedule: &Schedule, side: Side, factor: usize, reason: &str) -> String {

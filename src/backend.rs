@@ -3,10 +3,12 @@
 use crate::checkpoint::Weights;
 use crate::cpu::{Cpu, CpuSession};
 use crate::error::{Error, Result};
-use crate::gpu::{Gpu, GpuSession};
+use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
+use crate::memory::Resident;
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
+use std::sync::Arc;
 
 /// Where graphs run.
 #[derive(Clone, Debug)]
@@ -24,6 +26,16 @@ pub enum Session {
     Gpu(GpuSession),
     /// On the CPU.
     Cpu(CpuSession),
+}
+
+/// Weights that stay on their device for as long as this lives, so that the next session finds them there.
+#[derive(Debug)]
+pub struct Kept(#[expect(dead_code, reason = "held, not read")] Held);
+
+#[derive(Debug)]
+enum Held {
+    Gpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<wgpu::Buffer>>>),
+    Cpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Tensor>>>),
 }
 
 impl Device {
@@ -54,6 +66,14 @@ impl Device {
         match self {
             Self::Gpu(gpu) if gpu.caps().f16 => &[DType::F32, DType::F16],
             _ => &[DType::F32],
+        }
+    }
+
+    /// What the adapter can do; `None` on the CPU.
+    pub fn caps(&self) -> Option<&Caps> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu.caps()),
+            Self::Cpu(_) => None,
         }
     }
 
@@ -115,6 +135,14 @@ impl Session {
             Self::Gpu(session) => session.weights(),
             Self::Cpu(session) => session.weights(),
         }
+    }
+
+    /// Keeps the weights when the session goes.
+    pub fn keep_weights(&self) -> Kept {
+        Kept(match self {
+            Self::Gpu(session) => Held::Gpu(session.keep_weights()),
+            Self::Cpu(session) => Held::Cpu(session.keep_weights()),
+        })
     }
 
     /// Bytes really allocated, as the allocations themselves say.

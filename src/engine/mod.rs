@@ -1,9 +1,11 @@
 //! What an app holds: an [`Engine`] makes pictures from [`Request`]s.
 
+mod autoencoder;
 mod inspect;
 mod load;
 mod request;
 
+pub use autoencoder::Autoencoder;
 pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine};
 #[cfg(feature = "native")]
 pub use load::Files;
@@ -47,20 +49,11 @@ impl Engine {
     /// # Errors
     /// If the parts are not a pipeline, or the device cannot be opened.
     pub async fn new(source: Source, options: &Options) -> Result<Self> {
-        let (device, device_note) = options.device.open().await?;
-        let dtype = options.dtype.unwrap_or(DType::F32);
-        if !device.dtypes().contains(&dtype) {
-            let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();
-            return Err(Error::Request(format!(
-                "{} stores activations as {}, not {dtype}",
-                device.name(),
-                known.join(" or ")
-            )));
-        }
+        let (device, device_note, dtype) = open_device(options).await?;
         let policy = Policy {
             forced: options.kernels.clone(),
         };
-        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?;
+        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
             pipeline,
@@ -120,7 +113,7 @@ impl Engine {
             },
             Task::Decode { height, width },
         ])?;
-        self.pipeline.prepare(Task::Decode { height, width }).await?;
+        self.pipeline.prepare_decode([height, width], &mut on).await?;
         proceed(cancel)?;
         on(Event::Stage(Stage::Text));
         let positive = self.caption(&request.prompt, &mut on).await?;
@@ -138,7 +131,8 @@ impl Engine {
         let start = match &request.init_image {
             Some(image) => {
                 on(Event::Stage(Stage::Encode));
-                Some(self.encode(&image.resize(settings.width, settings.height)).await?)
+                let image = image.resize(settings.width, settings.height);
+                Some(self.encode_with(&image, &mut on, cancel).await?)
             }
             None => None,
         };
@@ -174,7 +168,7 @@ impl Engine {
             on(Event::Stage(Stage::Decode));
             let latent = Tensor::new([1, channels, height, width], latent.data);
             pictures.push(Picture {
-                image: self.decode(&latent).await?,
+                image: self.decode_with(&latent, &mut on, cancel).await?,
                 seed,
                 settings: self.describe_run(request, &settings, seed),
                 latent,
@@ -202,6 +196,14 @@ impl Engine {
     /// # Errors
     /// If the latent is no such tensor, the device fails, or the picture is not finite.
     pub async fn decode(&mut self, latent: &Tensor) -> Result<Image> {
+        self.decode_with(latent, |_| (), &Cancel::new()).await
+    }
+
+    /// As [`Engine::decode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`], or if it was cancelled.
+    pub async fn decode_with(&mut self, latent: &Tensor, mut on: impl FnMut(Event), cancel: &Cancel) -> Result<Image> {
         let channels = self.pipeline.models().vae.0.latent_channels();
         if latent.ty.shape.len() != 4 || latent.ty.shape[..2] != [1, channels] {
             return Err(Error::Request(format!(
@@ -212,7 +214,7 @@ impl Engine {
         let (factor, _) = self.pipeline.factors();
         let pixels = |extent: usize| u32::try_from(extent.saturating_mul(factor)).unwrap_or(u32::MAX);
         check_size(pixels(latent.ty.shape[3]), pixels(latent.ty.shape[2]), 1)?;
-        let mut picture = self.pipeline.decode(latent).await?;
+        let mut picture = self.pipeline.decode_with(latent, &mut on, cancel).await?;
         picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
         Image::from_tensor(&picture)
     }
@@ -222,9 +224,17 @@ impl Engine {
     /// # Errors
     /// If the size is no multiple of the VAE's factor, the device fails, or the latent is not finite.
     pub async fn encode(&mut self, image: &Image) -> Result<Tensor> {
+        self.encode_with(image, |_| (), &Cancel::new()).await
+    }
+
+    /// As [`Engine::encode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`Engine::encode`], or if it was cancelled.
+    pub async fn encode_with(&mut self, image: &Image, mut on: impl FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
         let (factor, _) = self.pipeline.factors();
         check_size(image.width(), image.height(), factor)?;
-        self.pipeline.encode(&image.to_tensor()).await
+        self.pipeline.encode_with(&image.to_tensor(), &mut on, cancel).await
     }
 
     /// Name of the model.
@@ -252,10 +262,12 @@ impl Engine {
         self.pipeline
             .sessions()
             .flat_map(|(_, session)| session.plan().choices.clone())
+            .chain(self.pipeline.vae().tiled().flat_map(|ran| ran.choices.clone()))
             .collect()
     }
 
-    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once.
+    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once. Of what ran
+    /// in tiles the largest session counts.
     pub fn bytes(&self) -> (Bytes, Bytes) {
         let (mut planned, mut allocated) = (Bytes::default(), Bytes::default());
         let mut seen = BTreeSet::new();
@@ -269,6 +281,10 @@ impl Engine {
             }
             planned = planned.plus(plan);
             allocated = allocated.plus(real);
+        }
+        for ran in self.pipeline.vae().tiled() {
+            planned = planned.plus(ran.bytes.0);
+            allocated = allocated.plus(ran.bytes.1);
         }
         (planned, allocated)
     }
@@ -405,6 +421,21 @@ impl Engine {
         list.push(("software", concat!("rotile ", env!("CARGO_PKG_VERSION")).to_owned()));
         list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// The device, why it is this one, and how it stores activations.
+async fn open_device(options: &Options) -> Result<(Device, String, DType)> {
+    let (device, device_note) = options.device.open().await?;
+    let dtype = options.dtype.unwrap_or(DType::F32);
+    if !device.dtypes().contains(&dtype) {
+        let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();
+        return Err(Error::Request(format!(
+            "{} stores activations as {}, not {dtype}",
+            device.name(),
+            known.join(" or ")
+        )));
+    }
+    Ok((device, device_note, dtype))
 }
 
 fn proceed(cancel: &Cancel) -> Result<()> {

@@ -5,6 +5,8 @@
 
 use super::blocks::{activation, affine, attend_pixels, channels, result};
 use super::config::{Json, count};
+use super::parts::Step;
+use super::{Part, Side};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
@@ -209,86 +211,134 @@ pub fn rescale(g: &mut Graph, cfg: &Config, latent: Value) -> Result<Value, Shap
     affine(g, latent, gain, offset)
 }
 
-/// A latent `[1, c, h, w]`, not scaled, to a picture `[1, 3, f h, f w]` around -1..1; both `f32`.
-///
-/// # Errors
-/// If a tensor is missing or has another shape, or the file has no decoder.
-pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Result<Value> {
-    let half = half(w, "decoder", &cfg.decoder)?;
-    let x = activation(g, latent)?;
-    let x = conv(
-        g,
-        &w.at("post_quant_conv"),
-        x,
-        (cfg.latent_channels, 1),
-        Epilogue::default(),
-    )?;
-    let w = w.at("decoder");
-    let coarse = half.channels.last().copied().unwrap_or(0);
-    let mut x = conv(g, &w.at("conv_in"), x, (coarse, 3), Epilogue::default())?;
-    g.tap("decoder.conv_in", x);
-    x = middle(g, &w.at("mid_block"), x)?;
-    for (i, &channels) in half.channels.iter().rev().enumerate() {
-        let level = w.at("up_blocks").at(i);
-        for j in 0..half.blocks {
-            x = resnet(g, &level.at("resnets").at(j), x, channels)?;
+impl Half {
+    fn steps(&self, side: Side) -> Vec<Step> {
+        Step::list(side, self.channels.len(), self.blocks)
+    }
+}
+
+impl Config {
+    /// The parts of one half, in order: see [`Vae::parts`](super::Vae::parts).
+    pub(super) fn parts(&self, side: Side) -> Vec<Part> {
+        let half = match side {
+            Side::Encoder => &self.encoder,
+            Side::Decoder => &self.decoder,
+        };
+        half.as_ref().map_or_else(Vec::new, |half| {
+            let part = |step: Step| step.part(side, half.channels.len());
+            half.steps(side).into_iter().map(part).collect()
+        })
+    }
+
+    /// One of [`Config::parts`].
+    pub(super) fn part(&self, g: &mut Graph, w: &Weights, side: Side, index: usize, x: Value) -> Result<Value> {
+        let mut x = x;
+        match side {
+            Side::Decoder => {
+                let half = half(w, "decoder", &self.decoder)?;
+                let steps = half.steps(side);
+                if index == 0 {
+                    x = unscale(g, self, x)?;
+                }
+                x = decoder_step(g, w, self, half, steps[index], x)?;
+                if index + 1 == steps.len() {
+                    // From -1..1 as diffusers' image processor.
+                    x = g.scale(x, 0.5, 0.5)?;
+                }
+            }
+            Side::Encoder => {
+                let half = half(w, "encoder", &self.encoder)?;
+                let steps = half.steps(side);
+                if index == 0 {
+                    x = g.scale(x, 2.0, -1.0)?;
+                }
+                x = encoder_step(g, w, self, half, steps[index], x)?;
+                if index + 1 == steps.len() {
+                    x = g.slice(x, 1, 0, self.latent_channels)?;
+                    x = rescale(g, self, x)?;
+                }
+            }
         }
-        if i + 1 < half.channels.len() {
-            x = g.upsample_nearest(x, 2)?;
-            let attributes = Conv2d {
+        Ok(x)
+    }
+}
+
+fn decoder_step(g: &mut Graph, root: &Weights, cfg: &Config, half: &Half, step: Step, x: Value) -> Result<Value> {
+    let w = root.at("decoder");
+    let last = half.channels.len() - 1;
+    // The widest level comes first.
+    let channels = |i: usize| half.channels[last - i];
+    let level = |i: usize| w.at("up_blocks").at(i);
+    match step {
+        Step::Coarse => {
+            let x = activation(g, x)?;
+            let post = root.at("post_quant_conv");
+            let x = conv(g, &post, x, (cfg.latent_channels, 1), Epilogue::default())?;
+            let x = conv(g, &w.at("conv_in"), x, (channels(0), 3), Epilogue::default())?;
+            g.tap("decoder.conv_in", x);
+            let mut x = middle(g, &w.at("mid_block"), x)?;
+            for block in 0..half.blocks {
+                x = resnet(g, &level(0).at("resnets").at(block), x, channels(0))?;
+            }
+            Ok(x)
+        }
+        Step::Up(i) => {
+            let x = g.upsample_nearest(x, 2)?;
+            let same = Conv2d {
                 stride: [1, 1],
                 padding: [1; 4],
             };
-            x = resample(g, &level.at("upsamplers.0.resample.1"), x, channels / 2, attributes)?;
+            let level = level(i - 1);
+            let x = resample(g, &level.at("upsamplers.0.resample.1"), x, channels(i - 1) / 2, same)?;
+            g.tap(level.path(), x);
+            Ok(x)
         }
-        g.tap(level.path(), x);
+        Step::Resnet(i, block) => resnet(g, &level(i).at("resnets").at(block), x, channels(i)),
+        Step::Picture | Step::Down(_) => {
+            let x = norm(g, &w.at("norm_out"), x, Act::Silu)?;
+            let x = conv(g, &w.at("conv_out"), x, (cfg.image_channels, 3), Epilogue::default())?;
+            Ok(result(g, x)?)
+        }
     }
-    x = norm(g, &w.at("norm_out"), x, Act::Silu)?;
-    x = conv(g, &w.at("conv_out"), x, (cfg.image_channels, 3), Epilogue::default())?;
-    Ok(result(g, x)?)
 }
 
-/// A picture `[1, 3, f h, f w]` in -1..1 to mean and logarithm of the variance of its latent, `[1, c, h, w]` each, not scaled;
-/// all `f32`. The variance is not clamped.
-///
-/// # Errors
-/// If a tensor is missing or has another shape, or the file has no encoder.
-pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, image: Value) -> Result<(Value, Value)> {
-    let half = half(w, "encoder", &cfg.encoder)?;
-    let root = w;
-    let w = w.at("encoder");
-    let x = activation(g, image)?;
-    let fine = half.channels.first().copied().unwrap_or(0);
-    let mut x = conv(g, &w.at("conv_in"), x, (fine, 3), Epilogue::default())?;
+/// Gives the moments, mean and logarithm of the variance on one axis, in the end.
+fn encoder_step(g: &mut Graph, root: &Weights, cfg: &Config, half: &Half, step: Step, x: Value) -> Result<Value> {
+    let w = root.at("encoder");
+    let last = half.channels.len() - 1;
     // One list for blocks and what stands between the levels.
-    let mut index = 0;
-    for (i, &channels) in half.channels.iter().enumerate() {
-        for _ in 0..half.blocks {
-            x = resnet(g, &w.at("down_blocks").at(index), x, channels)?;
-            index += 1;
+    let entry = |level: usize, block: usize| w.at("down_blocks").at(level * (half.blocks + 1) + block);
+    match step {
+        Step::Picture | Step::Up(_) => {
+            let x = activation(g, x)?;
+            conv(g, &w.at("conv_in"), x, (half.channels[0], 3), Epilogue::default())
         }
-        if i + 1 < half.channels.len() {
+        Step::Resnet(i, block) => resnet(g, &entry(i, block), x, half.channels[i]),
+        Step::Down(i) => {
             // The missing row and column are added at the end only.
             let halve = Conv2d {
                 stride: [2, 2],
                 padding: [0, 0, 1, 1],
             };
-            let level = w.at("down_blocks").at(index);
-            x = resample(g, &level.at("resample.1"), x, channels, halve)?;
-            g.tap(level.path(), x);
-            index += 1;
+            let w = entry(i, half.blocks);
+            let x = resample(g, &w.at("resample.1"), x, half.channels[i], halve)?;
+            g.tap(w.path(), x);
+            Ok(x)
+        }
+        Step::Coarse => {
+            let mut x = x;
+            for block in 0..half.blocks {
+                x = resnet(g, &entry(last, block), x, half.channels[last])?;
+            }
+            x = middle(g, &w.at("mid_block"), x)?;
+            x = norm(g, &w.at("norm_out"), x, Act::Silu)?;
+            let moments = 2 * cfg.latent_channels;
+            x = conv(g, &w.at("conv_out"), x, (moments, 3), Epilogue::default())?;
+            g.tap("encoder.conv_out", x);
+            x = conv(g, &root.at("quant_conv"), x, (moments, 1), Epilogue::default())?;
+            Ok(result(g, x)?)
         }
     }
-    x = middle(g, &w.at("mid_block"), x)?;
-    x = norm(g, &w.at("norm_out"), x, Act::Silu)?;
-    let moments = 2 * cfg.latent_channels;
-    x = conv(g, &w.at("conv_out"), x, (moments, 3), Epilogue::default())?;
-    g.tap("encoder.conv_out", x);
-    x = conv(g, &root.at("quant_conv"), x, (moments, 1), Epilogue::default())?;
-    x = result(g, x)?;
-    let mean = g.slice(x, 1, 0, cfg.latent_channels)?;
-    let logvar = g.slice(x, 1, cfg.latent_channels, cfg.latent_channels)?;
-    Ok((mean, logvar))
 }
 
 fn half<'a>(w: &Weights, side: &str, half: &'a Option<Half>) -> Result<&'a Half, CheckpointError> {

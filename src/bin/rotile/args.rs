@@ -3,10 +3,14 @@
 use crate::Usage;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rotile::checkpoint::Checkpoint;
 use rotile::diffusion::Rng;
-use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
+use rotile::diffusion::tiled::TileOptions;
+use rotile::diffusion::vae::VaeOptions;
+use rotile::engine::{Autoencoder, DeviceChoice, Engine, Files, Options, Source};
 use rotile::tensor::DType;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Makes pictures with diffusion models on any GPU, or on the CPU.
 #[derive(Debug, Parser)]
@@ -30,6 +34,8 @@ pub(crate) enum Command {
     Decode(DecodeArgs),
     /// Turn a picture into a latent
     Encode(EncodeArgs),
+    /// Send a picture through an autoencoder and back, and measure what is lost
+    Roundtrip(RoundtripArgs),
     /// Show what a model consists of and needs, or what is written in a PNG
     Inspect(InspectArgs),
     /// Measure how far two pictures are apart
@@ -69,6 +75,38 @@ pub(crate) struct ModelArgs {
 
 const PARTS: &str = "Parts of the model";
 
+/// Which autoencoder, and where it runs.
+#[derive(Debug, Args)]
+pub(crate) struct AutoencoderArgs {
+    /// Autoencoder: safetensors file or its folder, or a model folder with one [default: the embedded model's]
+    #[arg(long, value_name = "PATH", env = "ROTILE_MODEL", hide_env_values = true)]
+    model: Option<PathBuf>,
+    /// Autoencoder in place of the model folder's
+    #[arg(long, value_name = "PATH")]
+    vae: Option<PathBuf>,
+    #[command(flatten)]
+    vae_options: VaeArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl AutoencoderArgs {
+    pub(crate) fn open(&self) -> Result<Autoencoder> {
+        let whole = |folder: &PathBuf| folder.join("model_index.json").is_file();
+        let checkpoint = match (&self.vae, &self.model) {
+            (Some(vae), _) => Arc::new(Checkpoint::open(vae)?),
+            (None, Some(folder)) if whole(folder) => Arc::new(Checkpoint::open(folder.join("vae"))?),
+            (None, Some(path)) => Arc::new(Checkpoint::open(path)?),
+            (None, None) => embedded()?.parts.vae,
+        };
+        let options = Options {
+            vae: self.vae_options.options(),
+            ..self.device.options()
+        };
+        Ok(pollster::block_on(Autoencoder::new(checkpoint, &options))?)
+    }
+}
+
 /// Where to compute.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArgs {
@@ -98,8 +136,54 @@ impl DeviceArgs {
                 Storage::F16 => DType::F16,
             }),
             kernels: self.kernel.clone(),
+            ..Options::default()
         }
     }
+}
+
+/// How the autoencoder runs.
+#[derive(Debug, Args)]
+pub(crate) struct VaeArgs {
+    /// Decode and encode in tiles of this side [default: the largest that fit, where the whole does not]
+    #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, value_parser = clap::value_parser!(u32).range(1..))]
+    tile: Option<u32>,
+    /// What neighbouring tiles share at least; never less than the model needs for tiles that come out as the whole would
+    #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, requires = "tile", default_value_t = 0)]
+    tile_overlap: u32,
+    /// Most memory of the device that decoding or encoding takes: 800MiB, 2GiB
+    #[arg(long, value_name = "SIZE", help_heading = AUTOENCODER, value_parser = memory)]
+    max_memory: Option<u64>,
+}
+
+const AUTOENCODER: &str = "Autoencoder";
+
+impl VaeArgs {
+    pub(crate) fn options(&self) -> VaeOptions {
+        VaeOptions {
+            tile: self.tile.map(|size| TileOptions {
+                size,
+                overlap: self.tile_overlap,
+            }),
+            max_memory: self.max_memory,
+            ..VaeOptions::default()
+        }
+    }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err("wanted a number with MiB or GiB".into()),
+    };
+    let bytes = number.parse().ok().and_then(|n: u64| n.checked_mul(1 << shift));
+    bytes
+        .filter(|&n| n > 0)
+        .ok_or_else(|| "wanted a number with MiB or GiB".into())
 }
 
 impl ModelArgs {
@@ -121,10 +205,15 @@ impl ModelArgs {
     }
 
     pub(crate) fn open(&self) -> Result<Engine> {
-        Ok(pollster::block_on(Engine::new(
-            self.source(None)?,
-            &self.device.options(),
-        ))?)
+        self.open_with(VaeOptions::default())
+    }
+
+    pub(crate) fn open_with(&self, vae: VaeOptions) -> Result<Engine> {
+        let options = Options {
+            vae,
+            ..self.device.options()
+        };
+        Ok(pollster::block_on(Engine::new(self.source(None)?, &options))?)
     }
 }
 
@@ -218,6 +307,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
     #[command(flatten)]
+    pub(crate) vae: VaeArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -240,7 +331,7 @@ pub(crate) struct DecodeArgs {
     #[arg(short, long, value_name = "FILE", default_value = "decoded.png")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: AutoencoderArgs,
 }
 
 #[derive(Debug, Args)]
@@ -258,7 +349,22 @@ pub(crate) struct EncodeArgs {
     #[arg(short = 'H', long, value_name = "PIXELS", requires = "width", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) height: Option<u32>,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: AutoencoderArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RoundtripArgs {
+    /// Picture file (PNG, JPEG, WebP)
+    #[arg(value_name = "PHOTO")]
+    pub(crate) image: PathBuf,
+    /// Writes the picture that comes back (.png, .jpg, .webp)
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Writes the difference picture, eight times as strong
+    #[arg(long, value_name = "FILE")]
+    pub(crate) diff: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: AutoencoderArgs,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use crate::args::EncodeArgs;
 use crate::progress::Progress;
-use crate::{Usage, latent, output};
+use crate::{Usage, cancel_on_signal, latent, output};
 use anyhow::Result;
 use rotile::media::{self, Image};
 use serde_json::json;
@@ -21,16 +21,20 @@ pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     if let (Some(width), Some(height)) = (args.width, args.height) {
         image = image.resize(width, height);
     }
-    let progress = Progress::new("encode");
-    let mut engine = args.model.open()?;
-    let latent = pollster::block_on(engine.encode(&image))?;
+    let cancel = cancel_on_signal()?;
+    let mut progress = Progress::new("encode");
+    let mut autoencoder = args.model.open()?;
+    let latent = pollster::block_on(autoencoder.encode(&image, |event| progress.show(event), &cancel))?;
+    let notes = std::mem::take(&mut progress.notes);
     drop(progress);
-    output::file(&args.out, &latent::to_bytes(&latent)?)?;
+    let size = (image.width(), image.height());
+    output::file(&args.out, &latent::to_bytes(&latent, size, autoencoder.factor())?)?;
     if as_json {
         return output::json(&json!({
             "file": args.out.to_string_lossy(),
             "tensor": latent::NAME,
             "shape": latent.ty.shape.to_vec(),
+            "notes": notes,
         }));
     }
     output::line(args.out.display())

@@ -435,13 +435,17 @@ fn diffusers_tiles_are_far_from_the_whole() {
     }
 }
 
-fn runner() -> VaeRunner {
+fn runner(options: VaeOptions) -> VaeRunner {
     let model = Model::new("embedded", part("vae"));
-    VaeRunner::new((model.vae, model.weights), cpu(), DType::F32, Policy::default())
+    VaeRunner::new((model.vae, model.weights), cpu(), DType::F32, Policy::default()).with_options(options)
 }
 
 fn bytes_of_whole(task: VaeTask) -> u64 {
-    runner().plan(task).expect("plans").cpu_bytes().total()
+    runner(VaeOptions::default())
+        .plan(task)
+        .expect("plans")
+        .cpu_bytes()
+        .total()
 }
 
 #[test]
@@ -449,20 +453,20 @@ fn tiles_start_by_themselves_where_the_whole_does_not_fit() {
     let size = [24, 16];
     let task = VaeTask::Decode { height: 24, width: 16 };
     let whole = bytes_of_whole(task);
-    let options = |max_memory| VaeOptions {
-        max_memory: Some(max_memory),
-        ..VaeOptions::default()
-    };
     let latent = Model::new("embedded", part("vae")).input(Side::Decoder, size);
-    let decode = |options: &VaeOptions| {
-        let (mut events, mut runner) = (Vec::new(), runner());
-        let picture = block_on(runner.decode(&latent, options, &mut |e| events.push(e), &Cancel::new()));
+    let decode = |max_memory| {
+        let options = VaeOptions {
+            max_memory: Some(max_memory),
+            ..VaeOptions::default()
+        };
+        let (mut events, mut runner) = (Vec::new(), runner(options));
+        let picture = block_on(runner.decode_with(&latent, &mut |e| events.push(e), &Cancel::new()));
         (picture, events, runner)
     };
-    let (want, events, _) = decode(&options(whole));
+    let (want, events, _) = decode(whole);
     assert!(events.is_empty(), "{events:?}");
     let limit = whole * 3 / 5;
-    let (got, events, mut runner) = decode(&options(limit));
+    let (got, events, mut runner) = decode(limit);
     let (got, want) = (got.expect("fits in tiles"), want.expect("fits"));
     assert!(psnr(&got, &want, Side::Decoder) >= 80.0);
     let [Event::Note(note), rest @ ..] = &events[..] else {
@@ -480,10 +484,10 @@ fn tiles_start_by_themselves_where_the_whole_does_not_fit() {
     assert!(ran.bytes.1.total() <= limit);
     // It is not said twice.
     let mut again = Vec::new();
-    block_on(runner.decode(&latent, &options(limit), &mut |e| again.push(e), &Cancel::new())).expect("fits");
+    block_on(runner.decode_with(&latent, &mut |e| again.push(e), &Cancel::new())).expect("fits");
     assert!(again.iter().all(|e| matches!(e, Event::Tile { .. })));
 
-    let (nothing, events, _) = decode(&options(1 << 20));
+    let (nothing, events, _) = decode(1 << 20);
     assert!(events.is_empty());
     assert!(
         matches!(nothing, Err(Error::Plan(PlanError::MaxMemory { limit: 1_048_576, .. }))),
@@ -535,9 +539,8 @@ fn it_stops_within_a_tile() {
         ..VaeOptions::default()
     };
     let (cancel, mut tiles) = (Cancel::new(), 0);
-    let result = block_on(runner().decode(
+    let result = block_on(runner(options).decode_with(
         &latent,
-        &options,
         &mut |event| {
             if let Event::Tile { .. } = event {
                 tiles += 1;
@@ -565,7 +568,7 @@ fn senseless_tiles_are_refused() {
             tile: Some(TileOptions { size, overlap }),
             ..VaeOptions::default()
         };
-        let result = block_on(runner().decode(&latent, &options, &mut |_| (), &Cancel::new()));
+        let result = block_on(runner(options).decode_with(&latent, &mut |_| (), &Cancel::new()));
         let message = result.expect_err("makes no sense").to_string();
         assert!(message.contains(words), "{message}");
     }

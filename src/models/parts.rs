@@ -22,12 +22,86 @@ pub struct Part {
     pub reach: usize,
     /// Runs on all of its input: it is small, or sees all of it.
     pub whole: bool,
+    /// Has a norm over the whole picture.
+    pub norms: bool,
 }
 
 impl Part {
     /// How far it sees in latent pixels.
     pub fn latent_reach(&self) -> f64 {
         self.reach as f64 / self.input.max(self.output) as f64
+    }
+}
+
+/// A step of an autoencoder that changes its resolution level by level. Levels count from the side where the half begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// All that runs at the size of the latent.
+    Coarse,
+    /// To the resolution of this level of the decoder.
+    Up(usize),
+    /// From the resolution of this level of the encoder to the next.
+    Down(usize),
+    /// Block of a level.
+    Resnet(usize, usize),
+    /// The convolution next to the picture, behind a norm in the decoder.
+    Picture,
+}
+
+impl Step {
+    /// The steps of a half with so many levels of so many blocks.
+    pub(super) fn all(side: Side, levels: usize, blocks: usize) -> Vec<Self> {
+        let resnets = |level| (0..blocks).map(move |block| Self::Resnet(level, block));
+        match side {
+            Side::Decoder => {
+                let fine = (1..levels).flat_map(|level| [Self::Up(level)].into_iter().chain(resnets(level)));
+                [Self::Coarse].into_iter().chain(fine).chain([Self::Picture]).collect()
+            }
+            Side::Encoder => {
+                let fine = (1..levels).flat_map(|level| resnets(level - 1).chain([Self::Down(level - 1)]));
+                [Self::Picture].into_iter().chain(fine).chain([Self::Coarse]).collect()
+            }
+        }
+    }
+
+    /// The step as a part; `pack` is the side of a patch of pixels that are one pixel of the latent, `norms` whether a block has
+    /// norms over the whole picture.
+    pub(super) fn part(self, side: Side, levels: usize, pack: usize, norms: bool) -> Part {
+        let last = levels - 1;
+        let scale = |level: usize| match side {
+            Side::Decoder => pack << level,
+            Side::Encoder => pack << (last - level),
+        };
+        let part = |input, output, reach| Part {
+            input,
+            output,
+            reach,
+            whole: false,
+            norms: false,
+        };
+        match self {
+            Self::Coarse => {
+                let [input, output] = match side {
+                    Side::Decoder => [1, pack],
+                    Side::Encoder => [pack, 1],
+                };
+                Part {
+                    whole: true,
+                    norms,
+                    ..part(input, output, 0)
+                }
+            }
+            Self::Up(level) => part(scale(level - 1), scale(level), 1),
+            Self::Down(level) => part(scale(level), scale(level + 1), 2),
+            Self::Resnet(level, _) => Part {
+                norms,
+                ..part(scale(level), scale(level), 2)
+            },
+            Self::Picture => Part {
+                norms: norms && side == Side::Decoder,
+                ..part(pack << last, pack << last, 1)
+            },
+        }
     }
 }
 

@@ -68,7 +68,8 @@ pub(super) fn ranges(parts: &[Part], side: Side, cut: Cut) -> Vec<Range<usize>> 
         let new = match (before, cut) {
             (None, _) => true,
             (Some(before), _) if before.whole || part.whole => before.whole != part.whole,
-            (_, Cut::Parts) => true,
+            // What follows a norm in the same stage is not run by the passes for statistics.
+            (_, Cut::Parts) => level || part.norms,
             (_, Cut::Levels) => level,
             (_, Cut::Once) => false,
         };

@@ -317,14 +317,6 @@ pub enum TextError {
         /// What is wrong.
         reason: String,
     },
-    /// The prompt is too long.
-    #[error("the prompt has {found} tokens; this model takes at most {limit}")]
-    TooLong {
-        /// Tokens of the prompt.
-        found: usize,
-        /// Tokens the model takes.
-        limit: usize,
-    },
     /// The tokenizer gives an id that the text encoder has no row for.
     #[error("token id {id} is outside the text encoder's {rows} rows: the tokenizer belongs to another model")]
     Vocabulary {

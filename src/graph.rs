@@ -8,6 +8,9 @@ use crate::tensor::{DType, Shape, Tensor, TensorType};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// No machine holds more, and with this many no sum of strides or bytes overflows. Counts of elements saturate.
+const MAX_ELEMENTS: u64 = 1 << 48;
+
 /// Handle to a tensor in a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Value(pub(crate) usize);
@@ -232,7 +235,7 @@ impl Graph {
     /// Adds a node. Model code calls the methods that the ops define.
     ///
     /// # Errors
-    /// If the inputs do not fit; the message names the path of the node.
+    /// If the inputs do not fit or are empty; the message names the path of the node.
     pub fn push(&mut self, op: impl Op, inputs: &[Value]) -> Result<Value, ShapeError> {
         self.push_shared(Arc::new(op), inputs)
     }
@@ -243,7 +246,19 @@ impl Graph {
     /// If the inputs do not fit.
     pub fn push_shared(&mut self, op: Arc<dyn Op>, inputs: &[Value]) -> Result<Value, ShapeError> {
         let types: Vec<_> = inputs.iter().map(|v| self.ty(*v).clone()).collect();
-        let ty = op.infer(&types).map_err(|e| ShapeError {
+        let inferred = match types.iter().any(|ty| ty.count() == 0) {
+            true => Err(ShapeError::new(op.name(), &types, "no input may be empty")),
+            false => op.infer(&types),
+        };
+        let too_large = |ty: &TensorType| ty.count() == usize::MAX || ty.count() as u64 > MAX_ELEMENTS;
+        let ty = match inferred {
+            Ok(ty) if types.iter().chain([&ty]).any(too_large) => {
+                let rule = format!("makes {ty}; no tensor may have more than {MAX_ELEMENTS} elements");
+                Err(ShapeError::new(op.name(), &types, rule))
+            }
+            inferred => inferred,
+        };
+        let ty = ty.map_err(|e| ShapeError {
             node: self.path.clone(),
             ..e
         })?;

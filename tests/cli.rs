@@ -169,6 +169,10 @@ fn wrong_usage_is_code_2() {
         (&["generate", "a", "--rng", "dice"], "philox"),
         (&["generate", "a", "--out", "a.gif"], ".png, .jpg or .webp"),
         (&["encode", "a.png", "--width", "8"], "--height"),
+        (
+            &["encode", "a.png", "--width", "4000000000", "--height", "4000000000"],
+            "pixels",
+        ),
         (&["kernels", "show", "nothing"], "no kernel `nothing`"),
         (&["draw"], "draw"),
         (&[], "Usage"),

@@ -387,7 +387,7 @@ impl Pipeline {
     /// If the device fails or the result is not finite.
     pub async fn caption(&mut self, embeddings: &Tensor) -> Result<Tensor> {
         let task = Task::Caption {
-            tokens: embeddings.ty.shape[0],
+            tokens: rows(embeddings)?,
         };
         let caption = self.run(task, &[("embeddings", embeddings)]).await?;
         self.finite(&caption, || "text embedding, refined".into())?;
@@ -397,9 +397,15 @@ impl Pipeline {
     /// The model's output for a latent `[c, h, w]`; the caller negates it.
     ///
     /// # Errors
-    /// If the device fails.
+    /// If the device fails, or latent or caption have another rank.
     pub async fn denoise(&mut self, latent: &Tensor, time: f32, caption: &Tensor) -> Result<Tensor> {
-        let task = denoise_task(caption, &latent.ty.shape);
+        let &[_, height, width] = &latent.ty.shape[..] else {
+            return Err(Error::Request(format!(
+                "a latent has shape [c, h, w], not {}",
+                latent.ty.shape
+            )));
+        };
+        let task = denoise_task(caption, height, width)?;
         let time = Tensor::new([1], vec![time]);
         self.run(task, &[("latent", latent), ("time", &time), ("caption", caption)])
             .await
@@ -451,11 +457,21 @@ impl Pipeline {
     }
 }
 
-/// The denoising task for a refined caption and a latent `[c, h, w]`.
-pub fn denoise_task(caption: &Tensor, latent: &[usize]) -> Task {
-    Task::Denoise {
-        tokens: caption.ty.shape[0],
-        height: latent[latent.len() - 2],
-        width: latent[latent.len() - 1],
+/// The denoising task for a refined caption and a latent of `height` rows and `width` columns.
+///
+/// # Errors
+/// If the caption is no matrix.
+pub fn denoise_task(caption: &Tensor, height: usize, width: usize) -> Result<Task> {
+    let tokens = rows(caption)?;
+    Ok(Task::Denoise { tokens, height, width })
+}
+
+fn rows(tokens: &Tensor) -> Result<usize> {
+    match tokens.ty.shape[..] {
+        [rows, _] => Ok(rows),
+        _ => Err(Error::Request(format!(
+            "embeddings have shape [tokens, width], not {}",
+            tokens.ty.shape
+        ))),
     }
 }

@@ -117,12 +117,14 @@ impl Engine {
         proceed(cancel)?;
         on(Event::Stage(Stage::Text));
         let positive = self.caption(&request.prompt, &mut on).await?;
+        proceed(cancel)?;
         let negative = match settings.guidance.is_on() {
             true => Some(self.caption(&request.negative_prompt, &mut on).await?),
             false => None,
         };
         for caption in [Some(&positive), negative.as_ref()].into_iter().flatten() {
-            self.pipeline.prepare(denoise_task(caption, &[height, width])).await?;
+            proceed(cancel)?;
+            self.pipeline.prepare(denoise_task(caption, height, width)?).await?;
         }
         proceed(cancel)?;
 

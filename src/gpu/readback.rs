@@ -8,18 +8,19 @@ impl Gpu {
         let slice = buffer.slice(..bytes);
         let (sender, receiver) = oneshot::channel();
         slice.map_async(wgpu::MapMode::Read, move |result| drop(sender.send(result)));
+        let mapped = Mapped(buffer);
         self.wait()?;
-        let mapped = receiver
+        let result = receiver
             .await
             .map_err(|_| GpuError::DeviceLost("the read-back was dropped".into()))?;
         self.check()?;
-        mapped.map_err(|e| GpuError::Validation(format!("read-back: {e}")))?;
+        result.map_err(|e| GpuError::Validation(format!("read-back: {e}")))?;
         let view = slice
             .get_mapped_range()
             .map_err(|e| GpuError::Validation(format!("read-back: {e:?}")))?;
         let data = view.to_vec();
         drop(view);
-        buffer.unmap();
+        drop(mapped);
         Ok(data)
     }
 
@@ -41,5 +42,14 @@ impl Gpu {
             return Err(GpuError::DeviceLost(error.to_string()));
         }
         Ok(())
+    }
+}
+
+/// Unmaps a buffer whatever happens, a dropped future included: a mapped one refuses the next run.
+struct Mapped<'a>(&'a wgpu::Buffer);
+
+impl Drop for Mapped<'_> {
+    fn drop(&mut self) {
+        self.0.unmap();
     }
 }

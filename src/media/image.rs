@@ -49,6 +49,9 @@ impl Format {
 }
 
 impl Image {
+    /// Pixels of a picture that is read or brought to another size, at most: running out of memory ends a program without a word.
+    pub const MAX_PIXELS: u64 = 1 << 28;
+
     /// A picture from its pixels.
     ///
     /// # Panics
@@ -126,6 +129,11 @@ impl Image {
             return Err(format_error(name, "not a PNG, JPEG or WebP picture"));
         }
         let mut decoder = reader.into_decoder().map_err(fail)?;
+        let (width, height) = decoder.dimensions();
+        if u64::from(width) * u64::from(height) > Self::MAX_PIXELS {
+            let reason = format!("{width}x{height} is more than {} pixels", Self::MAX_PIXELS);
+            return Err(format_error(name, &reason));
+        }
         let orientation = decoder.orientation().map_err(fail)?;
         let mut picture = DynamicImage::from_decoder(decoder).map_err(fail)?;
         picture.apply_orientation(orientation);
@@ -302,6 +310,19 @@ mod tests {
         for bytes in [&b"GIF89a"[..], b"", &bytes[..bytes.len() / 3]] {
             assert!(matches!(Image::from_bytes(bytes, "x"), Err(MediaError::Format { .. })));
         }
+    }
+
+    #[test]
+    fn a_header_that_promises_too_much_is_refused() {
+        let mut bytes = gradient(33, 7).to_bytes(Format::Png, &[]).expect("bytes");
+        // Width and height of the first chunk, and its checksum.
+        bytes[16..24].copy_from_slice(&[0, 1, 0x86, 0xa0, 0, 1, 0x86, 0xa0]);
+        let crc = bytes[12..29].iter().fold(!0u32, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |c, _| (c >> 1) ^ (0xedb8_8320 * (c & 1)))
+        });
+        bytes[29..33].copy_from_slice(&(!crc).to_be_bytes());
+        let error = Image::from_bytes(&bytes, "x").expect_err("too large").to_string();
+        assert_eq!(error, "x: 100000x100000 is more than 268435456 pixels");
     }
 
     #[test]

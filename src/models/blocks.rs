@@ -6,6 +6,9 @@ use crate::graph::{Graph, Value};
 use crate::ops::{Act, Attention, Conv2d, Epilogue};
 use crate::tensor::{DType, Tensor};
 
+/// Widest head that attention takes. Tables of angles are made before it sees one.
+pub(super) const MAX_HEAD: usize = 512;
+
 /// `x w^T`, with the `weight` below `w` of `out` rows.
 pub(super) fn linear(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
     let inner = g.shape(x).last();
@@ -50,20 +53,12 @@ pub(super) fn conv(
 
 /// A 3x3 convolution that keeps the size.
 pub(super) fn conv3(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
-    let same = Conv2d {
-        stride: [1, 1],
-        padding: [1; 4],
-    };
-    conv(g, w, x, (out, 3), same, epilogue)
+    conv(g, w, x, (out, 3), Conv2d::padded(1), epilogue)
 }
 
 /// A 1x1 convolution.
 pub(super) fn conv1(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
-    let point = Conv2d {
-        stride: [1, 1],
-        padding: [0; 4],
-    };
-    conv(g, w, x, (out, 1), point, epilogue)
+    conv(g, w, x, (out, 1), Conv2d::padded(0), epilogue)
 }
 
 /// Channels of `[n, c, ..]`; 0, which no weight has, where there is no such axis.
@@ -116,20 +111,12 @@ pub(super) fn attend_pixels(g: &mut Graph, w: &Weights, x: Value, h: Value, out:
 
 /// A value from the host, in the element type of the graph's activations.
 pub(super) fn activation(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
-    cast(g, x, g.dtype())
+    g.cast(x, g.dtype())
 }
 
 /// A result for the host.
 pub(super) fn result(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
-    cast(g, x, DType::F32)
-}
-
-fn cast(g: &mut Graph, x: Value, dtype: DType) -> Result<Value, ShapeError> {
-    if g.ty(x).dtype == dtype {
-        Ok(x)
-    } else {
-        g.cast(x, dtype)
-    }
+    g.cast(x, DType::F32)
 }
 
 /// `x * gain + offset` with a gain and an offset for each channel of `[n, c, h, w]`.

@@ -1,6 +1,6 @@
 //! Qwen3 as a text encoder: the hidden state before the last layer, as Z-Image takes it.
 
-use super::blocks::{heads, linear, merge, result, rms_norm, rotary_table};
+use super::blocks::{MAX_HEAD, heads, linear, merge, result, rms_norm, rotary_table};
 use super::config::{Json, count};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ impl Config {
             return None;
         };
         let (heads, kv_heads) = (queries.checked_div(head_dim)?, keys.checked_div(head_dim)?);
-        (heads % kv_heads.max(1) == 0 && heads > 0 && kv_heads > 0).then_some(Self {
+        (heads % kv_heads.max(1) == 0 && heads > 0 && kv_heads > 0 && head_dim <= MAX_HEAD).then_some(Self {
             vocabulary,
             hidden,
             intermediate,

@@ -1,6 +1,6 @@
 //! Z-Image's S3-DiT: one stream of picture and caption tokens.
 
-use super::blocks::{activation, heads, linear, linear_bias, merge, result, rms_norm, rotary_table};
+use super::blocks::{MAX_HEAD, activation, heads, linear, linear_bias, merge, result, rms_norm, rotary_table};
 use super::config::{Json, count};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ impl Config {
         let &[modulation_dim, _] = c.shape("t_embedder.mlp.2.weight")? else {
             return None;
         };
-        let fits = patch % (PATCH * PATCH) == 0 && dim % head_dim.max(1) == 0 && head_dim > 0;
+        let fits = patch % (PATCH * PATCH) == 0 && dim % head_dim.max(1) == 0 && (1..=MAX_HEAD).contains(&head_dim);
         let block = "attention.to_q.weight";
         fits.then(|| Self {
             channels: patch / (PATCH * PATCH),

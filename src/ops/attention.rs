@@ -101,9 +101,7 @@ impl Attend {
             scale: self.scale,
         }
     }
-}
 
-impl Attend {
     /// For software adapters: three launches that keep the scores in scratch, none if those are too many.
     fn lanes(&self, inputs: &[TensorType], heads: &Heads, caps: &Caps) -> Option<Way> {
         let Heads {

@@ -1,15 +1,14 @@
 //! What the element-wise operators of several operands share: numpy's broadcasting.
 
+use super::flat::flat;
 use super::is_activation;
 use super::parallel::pieces;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
-use crate::op::{Launch, Way};
+use crate::op::Way;
 use crate::tensor::{Shape, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
-const WG: usize = 64;
-const PER: usize = 4;
 const MAX_RANK: usize = 6;
 /// Elements that the CPU treats at a time.
 const BLOCK: usize = 256;
@@ -124,16 +123,14 @@ pub(super) fn ways(combine: &'static str, inputs: &[TensorType], output: &Tensor
     }
     let kernel = KernelSpec::new(wgsl!("ops/broadcast"))
         .elem(output.dtype)
-        .slot("combine", combine)
-        .set("WG", WG as u32)
-        .set("PER", PER as u32);
+        .slot("combine", combine);
     let kernel = if layout.is_same(inputs.len()) {
         kernel.slot("place", "same")
     } else {
         kernel.slot("place", "strided").set("AXES", layout.dims.len() as u32)
     };
-    let grid = caps.grid(output.count().div_ceil(WG * PER));
-    vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(inputs.len()))]
+    let launch = flat(kernel, &params, output.count(), caps);
+    vec![Way::baseline(launch.inputs(inputs.len()))]
 }
 
 /// `f` of the operands at every index of the output, by numpy's rule.

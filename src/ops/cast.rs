@@ -1,17 +1,15 @@
 //! `cast`: activations in another element type.
 
+use super::flat::flat;
 use super::is_activation;
 use super::parallel::map;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Tolerance, Way};
+use crate::op::{Case, Cost, Op, Tolerance, Way};
 use crate::tensor::{DType, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 64;
-const PER: usize = 4;
 
 /// The same values in another element type, rounded to nearest.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,14 +57,11 @@ impl Op for Cast {
     fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
         let kernel = KernelSpec::new(wgsl!("ops/cast"))
             .elem(output.dtype)
-            .slot("from", inputs[0].dtype.name())
-            .set("WG", WG as u32)
-            .set("PER", PER as u32);
+            .slot("from", inputs[0].dtype.name());
         let params = Params {
             count: output.count() as u32,
         };
-        let grid = caps.grid(output.count().div_ceil(WG * PER));
-        vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(1))]
+        vec![Way::baseline(flat(kernel, &params, output.count(), caps).inputs(1))]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

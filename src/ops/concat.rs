@@ -1,16 +1,14 @@
 //! `concat`: tensors one after another along an axis.
 
+use super::flat::flat;
 use super::is_activation;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Operand, Tolerance, Way};
+use crate::op::{Case, Cost, Op, Operand, Tolerance, Way};
 use crate::tensor::{DType, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 64;
-const PER: usize = 4;
 
 /// Tensors one after another along an axis; all other extents are equal.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,10 +74,7 @@ impl Op for Concat {
     }
 
     fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
-        let kernel = KernelSpec::new(wgsl!("ops/concat"))
-            .elem(output.dtype)
-            .set("WG", WG as u32)
-            .set("PER", PER as u32);
+        let kernel = KernelSpec::new(wgsl!("ops/concat")).elem(output.dtype);
         let mut offset = 0;
         let launch = |(i, x): (usize, &TensorType)| {
             let length = self.row(&x.shape);
@@ -90,8 +85,7 @@ impl Op for Concat {
                 offset: offset as u32,
             };
             offset += length;
-            let grid = caps.grid(x.count().div_ceil(WG * PER));
-            Launch::new(kernel.clone(), &params, grid).read(2, Operand::Input(i))
+            flat(kernel.clone(), &params, x.count(), caps).read(2, Operand::Input(i))
         };
         vec![Way {
             name: Way::BASELINE,

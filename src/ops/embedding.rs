@@ -1,15 +1,14 @@
 //! `embedding`: rows of a table by index.
 
+use super::flat::flat;
 use super::parallel::pieces;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Operand, Tolerance, Way, random_tensor};
+use crate::op::{Case, Cost, Op, Operand, Tolerance, Way, random_tensor};
 use crate::tensor::{DType, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 128;
 
 /// `y[t] = table[ids[t]]`; an id outside the table gives NaN.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,9 +69,8 @@ impl Op for Embedding {
         };
         let kernel = KernelSpec::new(wgsl!("ops/embedding"))
             .elem(self.dtype)
-            .slot("weight", inputs[0].dtype.name())
-            .set("WG", WG as u32);
-        let launch = Launch::new(kernel, &params, caps.grid(output.count().div_ceil(WG)))
+            .slot("weight", inputs[0].dtype.name());
+        let launch = flat(kernel, &params, output.count(), caps)
             .read(2, Operand::Input(1))
             .read(3, Operand::Input(0));
         vec![Way::baseline(launch)]

@@ -2,9 +2,8 @@
 
 use super::Act;
 use super::is_activation;
-use super::layer_norm::far_from_zero;
+use super::norm::{far_from_zero, radix};
 use super::parallel::{moments, pieces};
-use super::rms_norm::radix;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};

@@ -1,7 +1,7 @@
 //! `layer_norm`: each row with mean 0 and variance 1.
 
+use super::norm::{RowParams, choice, far_from_zero, spread};
 use super::parallel::{moments, pieces};
-use super::rms_norm::{RowParams, choice, spread};
 use super::{is_activation, rows};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
@@ -179,12 +179,4 @@ impl Op for LayerNorm {
         tensors[0] = far_from_zero(&tensors[0]);
         tensors
     }
-}
-
-/// The second half of the values moved to a mean of 100, where mean(x^2) - mean(x)^2 loses all digits of the variance.
-pub(super) fn far_from_zero(x: &Tensor) -> Tensor {
-    let mut x = x.clone();
-    let half = x.data.len() / 2;
-    x.data[half..].iter_mut().for_each(|v| *v += 100.0);
-    x.rounded()
 }

@@ -82,8 +82,7 @@ mod tests {
 
     #[test]
     fn nan_reaches_the_moments() {
-        let (mean, _, variance) = moments(&[1.0, f32::NAN, 2.0]);
-        assert!(mean.is_nan());
-        let _ = variance;
+        // The variance may not have it: whoever subtracts the mean does.
+        assert!(moments(&[1.0, f32::NAN, 2.0]).0.is_nan());
     }
 }

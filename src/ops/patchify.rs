@@ -6,7 +6,7 @@ use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::graph::{Graph, Value};
 use crate::op::{Case, Cost, Op, Tolerance, Way};
-use crate::tensor::{DType, TensorType, View};
+use crate::tensor::{DType, Shape, TensorType, View};
 
 /// Order of the values of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,11 +197,12 @@ impl Op for Unpatchify {
 
     fn infer(&self, inputs: &[TensorType]) -> Result<TensorType, ShapeError> {
         let ([c, h, w], p) = (self.size, self.patch);
+        let patch = Shape::from([p, p, c]).count();
         match inputs {
             [x] if is_activation(x)
                 && x.shape.len() == 3
                 && divides(p, &[h, w])
-                && x.shape[1..] == [(h / p) * (w / p), p * p * c] =>
+                && x.shape[1..] == [Shape::from([h / p, w / p]).count(), patch] =>
             {
                 Ok(TensorType::new(x.dtype, [x.shape[0], c, h, w]))
             }

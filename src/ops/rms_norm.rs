@@ -1,5 +1,6 @@
 //! `rms_norm`: each row divided by its root mean square.
 
+use super::norm::{RowParams, choice, spread};
 use super::parallel::{pieces, sums};
 use super::{is_activation, rows};
 use crate::error::ShapeError;
@@ -8,52 +9,12 @@ use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
 use crate::op::{Case, Cost, Launch, Op, Operand, Way};
 use crate::tensor::{DType, TensorType, View};
-use bytemuck::{Pod, Zeroable};
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last axis; the weight may be missing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f32,
-}
-
-/// Parameters of the norms over rows.
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-pub(super) struct RowParams {
-    pub(super) rows: u32,
-    pub(super) cols: u32,
-    pub(super) eps: f32,
-}
-
-/// Sets how rows are spread over invocations. Short rows, such as attention heads, share a workgroup. Also the grid.
-pub(super) fn spread(kernel: KernelSpec, rows: usize, cols: usize, caps: &Caps) -> (KernelSpec, [u32; 3]) {
-    let (wg, lanes) = match cols {
-        0..=256 => (64, 16),
-        257..=1024 => (64, 64),
-        _ => (256, 256),
-    };
-    let per = cols.div_ceil(lanes).max(1);
-    let kernel = kernel
-        .slot("row", if per <= HELD { "held" } else { "streamed" })
-        .set("WG", wg)
-        .set("LANES", lanes as u32)
-        .set("RADIX", radix(lanes))
-        .set("PER", per as u32);
-    (kernel, caps.grid(rows.div_ceil(wg as usize / lanes)))
-}
-
-/// Sums of the first of two levels over `lanes` terms, a power of two.
-pub(super) fn radix(lanes: usize) -> u32 {
-    1 << (lanes.ilog2() / 2)
-}
-
-/// Most elements that an invocation keeps in registers.
-pub(super) const HELD: usize = 32;
-
-/// The `gain` or `offset` slot choice for a vector that may be missing.
-pub(super) fn choice(present: bool) -> &'static str {
-    if present { "vector" } else { "none" }
 }
 
 impl Graph {

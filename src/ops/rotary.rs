@@ -1,17 +1,15 @@
 //! `rotary`: rotary position embedding.
 
+use super::flat::flat;
 use super::is_activation;
 use super::parallel::pieces;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way, random_tensor};
+use crate::op::{Case, Cost, Op, Way, random_tensor};
 use crate::tensor::{DType, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 64;
-const PER: usize = 4;
 
 /// Rotates pairs of a head's features by angles that depend on the position; the variants say which features pair up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,12 +88,8 @@ impl Op for Rotary {
             step: step as u32,
             gap: gap as u32,
         };
-        let kernel = KernelSpec::new(wgsl!("ops/rotary"))
-            .elem(inputs[0].dtype)
-            .set("WG", WG as u32)
-            .set("PER", PER as u32);
-        let grid = caps.grid(count.div_ceil(WG * PER));
-        vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(3))]
+        let kernel = KernelSpec::new(wgsl!("ops/rotary")).elem(inputs[0].dtype);
+        vec![Way::baseline(flat(kernel, &params, count, caps).inputs(3))]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

@@ -1,16 +1,14 @@
 //! `scale`: multiplication and addition of constants.
 
+use super::flat::flat;
 use super::{is_activation, parallel::map};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way};
+use crate::op::{Case, Cost, Op, Way};
 use crate::tensor::{DType, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 64;
-const PER: usize = 4;
 
 /// `mul * x + add`
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,12 +55,8 @@ impl Op for Scale {
             mul: self.mul,
             add: self.add,
         };
-        let kernel = KernelSpec::new(wgsl!("ops/scale"))
-            .elem(inputs[0].dtype)
-            .set("WG", WG as u32)
-            .set("PER", PER as u32);
-        let grid = caps.grid(output.count().div_ceil(WG * PER));
-        vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(1))]
+        let kernel = KernelSpec::new(wgsl!("ops/scale")).elem(inputs[0].dtype);
+        vec![Way::baseline(flat(kernel, &params, output.count(), caps).inputs(1))]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

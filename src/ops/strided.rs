@@ -1,14 +1,13 @@
 //! Copies with strides: what permutations, slices, patches and repeats have in common.
 
+use super::flat::flat;
 use super::parallel::pieces;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
-use crate::op::{Launch, Way};
+use crate::op::Way;
 use crate::tensor::DType;
 use bytemuck::{Pod, Zeroable};
 
-const WG: usize = 64;
-const PER: usize = 4;
 const RANK: usize = 6;
 
 /// `y[i] = x[offset + sum of index * stride]` over the extents of `y`.
@@ -62,13 +61,8 @@ impl Strided {
                 params.extents[RANK - 2 - i] = extent as u32;
             }
         }
-        let kernel = KernelSpec::new(wgsl!("ops/strided"))
-            .elem(dtype)
-            .set("WG", WG as u32)
-            .set("PER", PER as u32);
-        vec![Way::baseline(
-            Launch::new(kernel, &params, caps.grid(count.div_ceil(WG * PER))).inputs(1),
-        )]
+        let kernel = KernelSpec::new(wgsl!("ops/strided")).elem(dtype);
+        vec![Way::baseline(flat(kernel, &params, count, caps).inputs(1))]
     }
 
     /// The copy on the CPU.

@@ -1,14 +1,16 @@
 //! `timestep_embedding`: sines and cosines of a timestep at many frequencies.
 
+use super::flat::flat;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way};
+use crate::op::{Case, Cost, Op, Way};
 use crate::tensor::{DType, Shape, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
-const WG: usize = 64;
+/// Most columns: a wish for more is a damaged file's.
+const MAX_DIM: usize = 1 << 16;
 
 /// What `get_timestep_embedding` of diffusers takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,9 +86,11 @@ impl Graph {
     /// Sinusoidal embedding `[n, dim]`, in the graph's type, of timesteps `t`, `f32` `[n]`.
     ///
     /// # Errors
-    /// If `t` is no list of `f32` values or `dim` is below 2.
+    /// If `t` is no list of `f32` values or `dim` is not in 2..=65536.
     pub fn timestep_embedding(&mut self, t: Value, embedding: TimestepEmbedding) -> Result<Value, ShapeError> {
-        let frequencies = self.constant(embedding.frequencies());
+        // The table is made before `infer` can refuse its size.
+        let dim = embedding.dim.min(MAX_DIM);
+        let frequencies = self.constant(TimestepEmbedding { dim, ..embedding }.frequencies());
         let dtype = self.dtype();
         self.push(EmbedTimestep { embedding, dtype }, &[t, frequencies])
     }
@@ -118,7 +122,7 @@ impl Op for EmbedTimestep {
         let dim = self.embedding.dim;
         match inputs {
             [t, frequencies]
-                if dim >= 2
+                if (2..=MAX_DIM).contains(&dim)
                     && t.dtype == DType::F32
                     && t.shape.len() == 1
                     && *frequencies == TensorType::new(DType::F32, [dim / 2]) =>
@@ -128,7 +132,9 @@ impl Op for EmbedTimestep {
             _ => Err(ShapeError::new(
                 "timestep_embedding",
                 inputs,
-                format!("wants f32 timesteps [n] and half as many f32 frequencies as the dimension {dim}, 2 or more"),
+                format!(
+                    "wants f32 timesteps [n] and half as many f32 frequencies as the dimension {dim}, which is in 2..={MAX_DIM}"
+                ),
             )),
         }
     }
@@ -145,11 +151,8 @@ impl Op for EmbedTimestep {
             sin_at: sin_at as u32,
             scale: self.embedding.scale,
         };
-        let kernel = KernelSpec::new(wgsl!("ops/timestep_embedding"))
-            .elem(self.dtype)
-            .set("WG", WG as u32);
-        let grid = caps.grid(count.div_ceil(WG));
-        vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(2))]
+        let kernel = KernelSpec::new(wgsl!("ops/timestep_embedding")).elem(self.dtype);
+        vec![Way::baseline(flat(kernel, &params, count, caps).inputs(2))]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

@@ -1,17 +1,15 @@
 //! `unary`: activation functions as operators of their own.
 
 use super::act::{self, gelu, gelu_tanh, quick_gelu, relu, sigmoid, silu};
+use super::flat::flat;
 use super::{is_activation, parallel::map};
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way, random_tensor};
+use crate::op::{Case, Cost, Op, Way, random_tensor};
 use crate::tensor::{DType, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
-
-const WG: usize = 64;
-const PER: usize = 4;
 
 /// A function of one variable, element by element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,11 +102,8 @@ impl Op for Unary {
         };
         let kernel = KernelSpec::new(wgsl!("ops/unary"))
             .elem(inputs[0].dtype)
-            .slot("act", self.slot())
-            .set("WG", WG as u32)
-            .set("PER", PER as u32);
-        let grid = caps.grid(output.count().div_ceil(WG * PER));
-        vec![Way::baseline(Launch::new(kernel, &params, grid).inputs(1))]
+            .slot("act", self.slot());
+        vec![Way::baseline(flat(kernel, &params, output.count(), caps).inputs(1))]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

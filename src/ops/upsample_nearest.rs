@@ -49,10 +49,8 @@ impl Op for UpsampleNearest {
     fn infer(&self, inputs: &[TensorType]) -> Result<TensorType, ShapeError> {
         match inputs {
             [x] if is_activation(x) && x.shape.len() == 4 && self.factor > 0 => {
-                let &[n, c, h, w] = &x.shape[..] else {
-                    unreachable!("rank 4")
-                };
-                Ok(TensorType::new(x.dtype, [n, c, self.factor * h, self.factor * w]))
+                let [h, w] = [2, 3].map(|axis| self.factor.saturating_mul(x.shape[axis]));
+                Ok(TensorType::new(x.dtype, [x.shape[0], x.shape[1], h, w]))
             }
             _ => Err(ShapeError::new(
                 "upsample_nearest",

@@ -47,6 +47,13 @@ pub struct Step {
     pub bindings: Vec<(u32, Place)>,
 }
 
+impl Step {
+    /// Binding numbers, without that of the `Params`.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.bindings.iter().map(|(number, _)| *number).collect()
+    }
+}
+
 /// A named tensor with its type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
@@ -154,7 +161,7 @@ impl Plan {
     /// If a tensor is over a limit of the adapter, or a forced way does not exist.
     pub fn gpu(graph: &Graph, caps: &Caps, policy: &Policy) -> Result<Self, PlanError> {
         for (op, way) in &policy.forced {
-            check_forced(op, way, caps)?;
+            policy::check_forced(op, way, caps)?;
         }
         let mut plan = Self::outline(graph);
         if graph.dtype() == DType::F16 && !caps.f16 {
@@ -170,7 +177,12 @@ impl Plan {
             let mut candidates = node.op.ways(&inputs, graph.ty(node.output), caps);
             let (chosen, choice) = policy.choose(node.op.name(), &candidates, caps)?;
             plan.choices.insert(choice);
-            ways.push(candidates.swap_remove(chosen));
+            let way = candidates.swap_remove(chosen);
+            for bytes in &way.scratch {
+                let words = TensorType::new(DType::F32, [bytes.div_ceil(4) as usize]);
+                check_limits(&node.path, &words, caps)?;
+            }
+            ways.push(way);
         }
         let scratch: Vec<Vec<u64>> = ways.iter().map(|way| way.scratch.clone()).collect();
         let scratch = plan.assign(graph, &scratch, |ty| ty.byte_len() as u64);
@@ -184,7 +196,7 @@ impl Plan {
     pub fn cpu(graph: &Graph) -> Self {
         let mut plan = Self::outline(graph);
         let none = vec![Vec::new(); plan.nodes.len()];
-        plan.assign(graph, &none, |ty| ty.count() as u64 * 4);
+        plan.assign(graph, &none, cpu_bytes);
         plan
     }
 
@@ -207,11 +219,11 @@ impl Plan {
 
     /// Exact bytes on the CPU, without the scratch of the fast paths.
     pub fn cpu_bytes(&self) -> Bytes {
-        let named = |list: &[Named]| list.iter().map(|n| n.ty.count() as u64 * 4).sum::<u64>();
+        let named = |list: &[Named]| list.iter().map(|n| cpu_bytes(&n.ty)).sum::<u64>();
         Bytes {
             weights: named(&self.weights),
             activations: self.buffers.iter().sum(),
-            inputs: named(&self.inputs) + self.constants.iter().map(|c| c.ty.count() as u64 * 4).sum::<u64>(),
+            inputs: named(&self.inputs) + self.constants.iter().map(|c| cpu_bytes(&c.ty)).sum::<u64>(),
             transfer: 0,
         }
     }
@@ -375,6 +387,11 @@ impl Plan {
     }
 }
 
+/// Bytes on the CPU, where every element is an `f32`.
+fn cpu_bytes(ty: &TensorType) -> u64 {
+    ty.count() as u64 * 4
+}
+
 fn check_limits(node: &str, ty: &TensorType, caps: &Caps) -> Result<(), PlanError> {
     let count = ty.count() as u64;
     if count > u64::from(u32::MAX) {
@@ -400,30 +417,4 @@ fn check_limits(node: &str, ty: &TensorType, caps: &Caps) -> Result<(), PlanErro
         }
     }
     Ok(())
-}
-
-/// A forced way must exist for at least one case of its operator.
-fn check_forced(op: &str, way: &str, caps: &Caps) -> Result<(), PlanError> {
-    let mut known = BTreeSet::new();
-    for entry in crate::ops::OPS.iter().filter(|entry| entry.name == op) {
-        for case in (entry.cases)() {
-            let Ok(output) = case.op.infer(&case.inputs) else {
-                continue;
-            };
-            known.extend(case.op.ways(&case.inputs, &output, caps).iter().map(|w| w.name));
-        }
-    }
-    if known.contains(way) {
-        return Ok(());
-    }
-    let known: Vec<_> = known.into_iter().collect();
-    Err(PlanError::UnknownWay {
-        op: op.into(),
-        way: way.into(),
-        known: if known.is_empty() {
-            "no ways: it is no operator (see `rotile kernels`)".into()
-        } else {
-            known.join(", ")
-        },
-    })
 }

@@ -3,6 +3,7 @@
 use crate::error::PlanError;
 use crate::gpu::Caps;
 use crate::op::Way;
+use std::collections::BTreeSet;
 
 /// Adapters on which the suite has compared a faster way with its reference. Rows are added when `tests/ops.rs` has passed there.
 const VALIDATED: &[Validated] = &[
@@ -99,4 +100,30 @@ fn validated(op: &str, way: &str, caps: &Caps) -> bool {
     VALIDATED
         .iter()
         .any(|row| row.op == op && row.way == way && row.backend == caps.backend && caps.adapter.contains(row.adapter))
+}
+
+/// A forced way must exist for at least one case of its operator.
+pub(super) fn check_forced(op: &str, way: &str, caps: &Caps) -> Result<(), PlanError> {
+    let mut known = BTreeSet::new();
+    for entry in crate::ops::OPS.iter().filter(|entry| entry.name == op) {
+        for case in (entry.cases)() {
+            let Ok(output) = case.op.infer(&case.inputs) else {
+                continue;
+            };
+            known.extend(case.op.ways(&case.inputs, &output, caps).iter().map(|w| w.name));
+        }
+    }
+    if known.contains(way) {
+        return Ok(());
+    }
+    let known: Vec<_> = known.into_iter().collect();
+    Err(PlanError::UnknownWay {
+        op: op.into(),
+        way: way.into(),
+        known: if known.is_empty() {
+            "no ways: it is no operator (see `rotile kernels`)".into()
+        } else {
+            known.join(", ")
+        },
+    })
 }

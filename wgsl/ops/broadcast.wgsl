@@ -3,7 +3,7 @@
 // use elem                                  Elem, load, store
 // use combine                               combine
 // use place                                 place
-// use lib/index                             flat_group
+// use lib/flat                              main
 
 // Axes from the innermost on, neighbours merged where every operand allows; n5 is not needed to undo an index.
 struct Params {
@@ -14,24 +14,9 @@ struct Params {
     c0: u32, c1: u32, c2: u32, c3: u32, c4: u32, c5: u32,
 }
 
-override WG: u32 = 64;
-override PER: u32 = 4;                       // elements of an invocation, WG apart
-
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
 @group(0) @binding(2) var<storage, read> a: array<Elem>;
 @group(0) @binding(3) var<storage, read> b: array<Elem>;
 
-@compute @workgroup_size(WG)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
-    let start = flat_group(group, groups) * (WG * PER) + lane;
-    for (var k = 0u; k < PER; k++) {
-        let i = start + k * WG;
-        if i >= params.count { return; }
-        y[i] = store(combine(place(i)));
-    }
-}
+fn make(i: u32) { y[i] = store(combine(place(i))); }

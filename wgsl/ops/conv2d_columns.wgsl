@@ -8,6 +8,7 @@
 // use lib/epilogue                          epilogue
 // use lib/index                             flat_group
 // use lib/columns                           EIGHTS, Sums, add, put_all
+
 struct Params {
     pictures: u32,
     channels: u32,                           // of x

@@ -1,8 +1,8 @@
 // strided: y[i] = x[offset + i0 s0 + .. + i5 s5], where i0 .. i5 are the indices of i in the extents n0 .. n5
-// Permutations, slices, patches and repeats are all this. Several elements an invocation, WG apart.
+// Permutations, slices, patches and repeats are all this.
 //
 // use elem                                  Elem
-// use lib/index                             flat_group
+// use lib/flat                              main
 
 struct Params {
     count: u32,
@@ -11,26 +11,11 @@ struct Params {
     s0: u32, s1: u32, s2: u32, s3: u32, s4: u32, s5: u32,
 }
 
-override WG: u32 = 64;
-override PER: u32 = 4;                       // elements of an invocation
-
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> y: array<Elem>;
 @group(0) @binding(2) var<storage, read> x: array<Elem>;
 
-@compute @workgroup_size(WG)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) lane: u32,
-) {
-    let start = flat_group(group, groups) * (WG * PER) + lane;
-    for (var k = 0u; k < PER; k++) {
-        let i = start + k * WG;
-        if i >= params.count { return; }
-        y[i] = x[source(i)];
-    }
-}
+fn make(i: u32) { y[i] = x[source(i)]; }
 
 fn source(i: u32) -> u32 {
     var rest = i;

@@ -4,12 +4,17 @@ use crate::args::EncodeArgs;
 use crate::progress::Progress;
 use crate::{Usage, cancel_on_signal, latent, output};
 use anyhow::Result;
-use rotile::media;
+use rotile::media::{self, Image};
 use serde_json::json;
 
 pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     if args.out.extension().is_none_or(|e| e != "safetensors") {
         return Err(Usage(format!("{}: a latent's name ends in .safetensors", args.out.display())).into());
+    }
+    if let (Some(width), Some(height)) = (args.width, args.height)
+        && u64::from(width) * u64::from(height) > Image::MAX_PIXELS
+    {
+        return Err(Usage(format!("{width}x{height} is more than {} pixels", Image::MAX_PIXELS)).into());
     }
     media::check_writable(&args.out)?;
     let mut image = media::read(&args.image)?;

@@ -58,18 +58,26 @@ fn show(kernels: &Kernels, wanted: &str, as_json: bool) -> Result<()> {
     output::line(linked.text.trim_end())
 }
 
-/// Every kernel that the cases of the operators launch on an adapter with all features.
+/// Every kernel that the cases of the operators launch on adapters with all features: a GPU and a software adapter.
 fn kernels() -> Result<Kernels> {
-    let caps = Caps {
+    let gpu = Caps {
         f16: true,
         subgroups: true,
         ..Caps::baseline()
     };
+    let software = Caps {
+        software: true,
+        subgroup_size: (8, 8),
+        ..gpu.clone()
+    };
     let mut kernels = Kernels::new();
-    for entry in OPS {
+    for (caps, entry) in [gpu, software]
+        .iter()
+        .flat_map(|caps| OPS.iter().map(move |entry| (caps, entry)))
+    {
         for case in (entry.cases)() {
             let output = case.op.infer(&case.inputs)?;
-            for way in case.op.ways(&case.inputs, &output, &caps) {
+            for way in case.op.ways(&case.inputs, &output, caps) {
                 for launch in way.launches {
                     let (_, users) = kernels
                         .entry(launch.kernel.to_string())

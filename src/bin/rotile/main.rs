@@ -18,7 +18,7 @@ use anyhow::Result;
 use args::{Cli, Command};
 use clap::Parser as _;
 use rotile::engine::Cancel;
-use rotile::error::{Error, PlanError, TextError};
+use rotile::error::{Error, PlanError};
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
@@ -63,7 +63,6 @@ fn code(error: &anyhow::Error) -> u8 {
         Some(Error::Cancelled) => 130,
         Some(Error::Request(_)) => 2,
         Some(Error::Plan(PlanError::UnknownWay { .. } | PlanError::NoF16(_))) => 2,
-        Some(Error::Text(TextError::TooLong { .. })) => 2,
         _ => 1,
     }
 }

@@ -88,7 +88,7 @@ impl FlowMatchEuler {
 
     /// Dynamic shift of a picture of `tokens` tokens: a line through base and maximum.
     pub fn mu(&self, tokens: usize) -> f64 {
-        let span = (self.max_image_seq_len - self.base_image_seq_len) as f64;
+        let span = self.max_image_seq_len as f64 - self.base_image_seq_len as f64;
         let slope = (self.max_shift - self.base_shift) / span;
         tokens as f64 * slope + (self.base_shift - slope * self.base_image_seq_len as f64)
     }

@@ -13,8 +13,7 @@ use layouts::{Layouts, config};
 use rotile::backend::Device;
 use rotile::checkpoint::{Checkpoint, Layout, Weights};
 use rotile::cpu::Cpu;
-use rotile::diffusion::vae::{VaeOptions, VaeRunner};
-use rotile::engine::Cancel;
+use rotile::diffusion::vae::VaeRunner;
 use rotile::models::Vae;
 use rotile::plan::Policy;
 use rotile::tensor::{DType, Tensor};
@@ -87,11 +86,9 @@ fn check(name: &str, weights: &Weights, oracle: &Oracle) {
     for (device_name, device, dtype, limit) in devices() {
         let mut runner = VaeRunner::new((vae.clone(), weights.clone()), device, dtype, Policy::default());
         let mut errors = Vec::new();
-        let (options, cancel) = (VaeOptions::default(), Cancel::new());
         if vae.has_decoder() {
             let [latent, image] = &oracle.decode;
-            let picture = pollster::block_on(runner.decode(latent, &options, &mut |_| (), &cancel))
-                .unwrap_or_else(|e| panic!("{name}: {e}"));
+            let picture = pollster::block_on(runner.decode(latent)).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(picture.ty, image.ty, "{name}");
             let clamped = matches!(vae, Vae::QwenImage(_));
             let picture = map(&picture, |v| if clamped { v.clamp(0.0, 1.0) } else { v } * 2.0 - 1.0);
@@ -100,8 +97,7 @@ fn check(name: &str, weights: &Weights, oracle: &Oracle) {
         if vae.has_encoder() {
             let [image, latent] = &oracle.encode;
             let picture = map(image, |v| v * 0.5 + 0.5);
-            let got = pollster::block_on(runner.encode(&picture, &options, &mut |_| (), &cancel))
-                .unwrap_or_else(|e| panic!("{name}: {e}"));
+            let got = pollster::block_on(runner.encode(&picture)).unwrap_or_else(|e| panic!("{name}: {e}"));
             assert_eq!(got.ty, latent.ty, "{name}");
             errors.push(("encode", relative_rms(&got.data, &latent.data)));
         }

@@ -81,7 +81,6 @@ pub struct Pipeline {
     scheduler: Scheduler,
     models: Models,
     vae: VaeRunner,
-    vae_options: VaeOptions,
     sessions: Vec<(Task, Session)>,
 }
 
@@ -215,7 +214,6 @@ impl Pipeline {
         Ok(Self {
             models,
             vae,
-            vae_options: VaeOptions::default(),
             device,
             dtype,
             policy,
@@ -227,7 +225,7 @@ impl Pipeline {
 
     /// Sets how the autoencoder runs.
     pub fn with_vae_options(mut self, options: VaeOptions) -> Self {
-        self.vae_options = options;
+        self.vae = self.vae.with_options(options);
         self
     }
 
@@ -294,7 +292,7 @@ impl Pipeline {
         for task in tasks.iter().filter(|task| self.sessions().all(|(t, _)| t != **task)) {
             // The autoencoder makes do with tiles, and has looked for room by itself.
             let tiled = match task.of_vae() {
-                Some(task) => matches!(self.vae.route(task, &self.vae_options)?, Route::Tiled(..)),
+                Some(task) => matches!(self.vae.route(task)?, Route::Tiled(..)),
                 None => false,
             };
             if !tiled {
@@ -336,7 +334,7 @@ impl Pipeline {
     /// If not even tiles fit.
     pub async fn prepare_decode(&mut self, [height, width]: [usize; 2], on: &mut dyn FnMut(Event)) -> Result<()> {
         let task = VaeTask::Decode { height, width };
-        self.vae.ready(task, &self.vae_options, on).await
+        self.vae.ready(task, on).await
     }
 
     /// Frees every session and the weights that only they held.
@@ -424,7 +422,7 @@ impl Pipeline {
     /// # Errors
     /// As [`Pipeline::decode`], or if it was cancelled.
     pub async fn decode_with(&mut self, latent: &Tensor, on: &mut dyn FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
-        self.vae.decode(latent, &self.vae_options, on, cancel).await
+        self.vae.decode_with(latent, on, cancel).await
     }
 
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, scaled as the transformer takes it.
@@ -445,7 +443,7 @@ impl Pipeline {
         on: &mut dyn FnMut(Event),
         cancel: &Cancel,
     ) -> Result<Tensor> {
-        self.vae.encode(picture, &self.vae_options, on, cancel).await
+        self.vae.encode_with(picture, on, cancel).await
     }
 
     /// Refuses a result with a NaN or infinity. `stage` names where it came from.

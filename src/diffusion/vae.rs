@@ -103,6 +103,7 @@ pub struct VaeRunner {
     device: Device,
     dtype: DType,
     policy: Policy,
+    options: VaeOptions,
     sessions: Vec<(VaeTask, Session)>,
     tiled: Vec<Tiled>,
 }
@@ -111,7 +112,6 @@ pub struct VaeRunner {
 #[derive(Debug)]
 struct Tiled {
     task: VaeTask,
-    options: VaeOptions,
     schedule: Schedule,
     // Its largest session takes the room that all of them need, one after the other.
     reserved: Option<Session>,
@@ -128,9 +128,16 @@ impl VaeRunner {
             device,
             dtype,
             policy,
+            options: VaeOptions::default(),
             sessions: Vec::new(),
             tiled: Vec::new(),
         }
+    }
+
+    /// Sets how it runs.
+    pub fn with_options(mut self, options: VaeOptions) -> Self {
+        self.options = options;
+        self
     }
 
     /// The model and its sizes.
@@ -202,11 +209,11 @@ impl VaeRunner {
     ///
     /// # Errors
     /// If not even tiles fit, or what was asked for makes no sense.
-    pub async fn ready(&mut self, task: VaeTask, options: &VaeOptions, on: &mut dyn FnMut(Event)) -> Result<()> {
-        if self.find(task, options).is_some() {
+    pub async fn ready(&mut self, task: VaeTask, on: &mut dyn FnMut(Event)) -> Result<()> {
+        if self.find(task).is_some() || self.sessions.iter().any(|(t, _)| *t == task) {
             return Ok(());
         }
-        match self.route(task, options)? {
+        match self.route(task)? {
             Route::Whole => {
                 self.prepare(task).await?;
             }
@@ -220,7 +227,6 @@ impl VaeRunner {
                 }
                 self.tiled.push(Tiled {
                     task,
-                    options: options.clone(),
                     schedule,
                     kept: vec![reserved.keep_weights()],
                     reserved: Some(reserved),
@@ -235,14 +241,14 @@ impl VaeRunner {
     ///
     /// # Errors
     /// As [`VaeRunner::ready`].
-    pub fn route(&self, task: VaeTask, options: &VaeOptions) -> Result<Route> {
+    pub fn route(&self, task: VaeTask) -> Result<Route> {
         route(
             self.half(task.side()),
             task.size(),
             self.dtype,
             (&self.device, &self.policy),
-            options.tile,
-            options.max_memory,
+            self.options.tile,
+            self.options.max_memory,
         )
     }
 
@@ -254,21 +260,23 @@ impl VaeRunner {
         }
     }
 
-    fn find(&self, task: VaeTask, options: &VaeOptions) -> Option<usize> {
-        self.tiled.iter().position(|t| t.task == task && t.options == *options)
+    fn find(&self, task: VaeTask) -> Option<usize> {
+        self.tiled.iter().position(|tiled| tiled.task == task)
     }
 
     /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`, nominally in 0..=1 but not clamped.
     ///
     /// # Errors
-    /// If the latent has another shape, it does not fit, the device fails, the picture is not finite, or it was cancelled.
-    pub async fn decode(
-        &mut self,
-        latent: &Tensor,
-        options: &VaeOptions,
-        on: &mut dyn FnMut(Event),
-        cancel: &Cancel,
-    ) -> Result<Tensor> {
+    /// If the latent has another shape, it does not fit, the device fails, or the picture is not finite.
+    pub async fn decode(&mut self, latent: &Tensor) -> Result<Tensor> {
+        self.decode_with(latent, &mut |_| (), &Cancel::new()).await
+    }
+
+    /// As [`VaeRunner::decode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`VaeRunner::decode`], or if it was cancelled.
+    pub async fn decode_with(&mut self, latent: &Tensor, on: &mut dyn FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
         let channels = self.vae.latent_channels();
         let &[1, c, height, width] = &latent.ty.shape[..] else {
             return Err(misshapen("latent", channels, latent));
@@ -277,7 +285,7 @@ impl VaeRunner {
             return Err(misshapen("latent", channels, latent));
         }
         let task = VaeTask::Decode { height, width };
-        let picture = self.run(task, latent, options, on, cancel).await?;
+        let picture = self.run(task, latent, on, cancel).await?;
         check_finite(&picture, &self.device, self.dtype, || "picture".into())?;
         Ok(picture)
     }
@@ -285,11 +293,18 @@ impl VaeRunner {
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it.
     ///
     /// # Errors
-    /// If the picture has another shape, it does not fit, the device fails, the latent is not finite, or it was cancelled.
-    pub async fn encode(
+    /// If the picture has another shape, it does not fit, the device fails, or the latent is not finite.
+    pub async fn encode(&mut self, picture: &Tensor) -> Result<Tensor> {
+        self.encode_with(picture, &mut |_| (), &Cancel::new()).await
+    }
+
+    /// As [`VaeRunner::encode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`VaeRunner::encode`], or if it was cancelled.
+    pub async fn encode_with(
         &mut self,
         picture: &Tensor,
-        options: &VaeOptions,
         on: &mut dyn FnMut(Event),
         cancel: &Cancel,
     ) -> Result<Tensor> {
@@ -304,7 +319,7 @@ impl VaeRunner {
             height: height / factor,
             width: width / factor,
         };
-        let latent = self.run(task, picture, options, on, cancel).await?;
+        let latent = self.run(task, picture, on, cancel).await?;
         check_finite(&latent, &self.device, self.dtype, || "latent of the picture".into())?;
         Ok(latent)
     }
@@ -313,12 +328,11 @@ impl VaeRunner {
         &mut self,
         task: VaeTask,
         input: &Tensor,
-        options: &VaeOptions,
         on: &mut dyn FnMut(Event),
         cancel: &Cancel,
     ) -> Result<Tensor> {
-        self.ready(task, options, on).await?;
-        let Some(index) = self.find(task, options) else {
+        self.ready(task, on).await?;
+        let Some(index) = self.find(task) else {
             let name = match task {
                 VaeTask::Decode { .. } => "latent",
                 VaeTask::Encode { .. } => "picture",

@@ -1,6 +1,6 @@
 use super::{Cancel, Event, Options, Stage, check_size, open_device};
 use crate::checkpoint::{Checkpoint, Weights};
-use crate::diffusion::vae::{VaeOptions, VaeRunner};
+use crate::diffusion::vae::VaeRunner;
 use crate::error::{Error, Result};
 use crate::gpu::Caps;
 use crate::media::Image;
@@ -13,7 +13,6 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Autoencoder {
     runner: VaeRunner,
-    options: VaeOptions,
     name: String,
     device_note: String,
     note: Option<String>,
@@ -40,8 +39,8 @@ impl Autoencoder {
         Ok(Self {
             note: scaling_note(&vae, &checkpoint),
             name: checkpoint.name().to_owned(),
-            runner: VaeRunner::new((vae, Weights::new(checkpoint)), device, dtype, policy),
-            options: options.vae.clone(),
+            runner: VaeRunner::new((vae, Weights::new(checkpoint)), device, dtype, policy)
+                .with_options(options.vae.clone()),
             device_note,
         })
     }
@@ -71,9 +70,7 @@ impl Autoencoder {
         let factor = self.runner.vae().factor();
         let pixels = |extent: usize| u32::try_from(extent.saturating_mul(factor)).unwrap_or(u32::MAX);
         check_size(pixels(width), pixels(height), 1)?;
-        let mut picture = self.runner.decode(latent, &self.options, &mut on, cancel).await?;
-        picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
-        Image::from_tensor(&picture)
+        self.picture(latent, &mut on, cancel).await
     }
 
     /// A picture to the mean of its latent `[1, c, h, w]`, as a transformer takes it. Where a side is no multiple of
@@ -97,9 +94,14 @@ impl Autoencoder {
         on(Event::Stage(Stage::Encode));
         let latent = self.encode_padded(image, &mut on, cancel).await?;
         on(Event::Stage(Stage::Decode));
-        let mut picture = self.runner.decode(&latent, &self.options, &mut on, cancel).await?;
+        let picture = self.picture(&latent, &mut on, cancel).await?;
+        Ok(picture.crop(image.width(), image.height()))
+    }
+
+    async fn picture(&mut self, latent: &Tensor, on: &mut impl FnMut(Event), cancel: &Cancel) -> Result<Image> {
+        let mut picture = self.runner.decode_with(latent, on, cancel).await?;
         picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
-        Ok(Image::from_tensor(&picture)?.crop(image.width(), image.height()))
+        Image::from_tensor(&picture)
     }
 
     async fn encode_padded(&mut self, image: &Image, on: &mut impl FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
@@ -117,7 +119,7 @@ impl Autoencoder {
             )));
             image.pad(size.0, size.1).to_tensor()
         };
-        self.runner.encode(&picture, &self.options, on, cancel).await
+        self.runner.encode_with(&picture, on, cancel).await
     }
 
     fn notes(&self, scaled: bool, on: &mut impl FnMut(Event)) {

@@ -2,8 +2,7 @@
 
 use super::blocks::{activation, affine, attend_pixels, channels, conv, conv1, conv3, group_norm, result};
 use super::config::{Json, count};
-use super::parts::Step;
-use super::{Part, Side};
+use super::parts::{Part, Side, Step};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
@@ -328,7 +327,7 @@ pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, image: Value) -> Result
 
 impl Half {
     fn steps(&self, side: Side) -> Vec<Step> {
-        Step::list(side, self.channels.len(), self.blocks)
+        Step::all(side, self.channels.len(), self.blocks)
     }
 }
 
@@ -339,18 +338,13 @@ impl Config {
             Side::Encoder => &self.encoder,
             Side::Decoder => &self.decoder,
         };
-        let Some(half) = half else { return Vec::new() };
         let pack = if self.packing.is_some() { Packing::PATCH } else { 1 };
-        let part = |step: Step| {
-            let part = step.part(side, half.channels.len());
-            let [input, output] = match (step, side) {
-                (Step::Coarse, Side::Decoder) => [1, pack],
-                (Step::Coarse, Side::Encoder) => [pack, 1],
-                _ => [part.input * pack, part.output * pack],
-            };
-            Part { input, output, ..part }
-        };
-        half.steps(side).into_iter().map(part).collect()
+        half.as_ref().map_or_else(Vec::new, |half| {
+            let steps = half.steps(side).into_iter();
+            steps
+                .map(|step| step.part(side, half.channels.len(), pack, true))
+                .collect()
+        })
     }
 
     /// One of [`Config::parts`].
@@ -359,7 +353,7 @@ impl Config {
         match side {
             Side::Decoder => {
                 let half = half(w, "decoder", &self.decoder)?;
-                let steps = half.steps(Side::Decoder);
+                let steps = half.steps(side);
                 if index == 0 {
                     x = unscale(g, w, self, x)?;
                 }
@@ -371,7 +365,7 @@ impl Config {
             }
             Side::Encoder => {
                 let half = half(w, "encoder", &self.encoder)?;
-                let steps = half.steps(Side::Encoder);
+                let steps = half.steps(side);
                 if index == 0 {
                     x = g.scale(x, 2.0, -1.0)?;
                 }

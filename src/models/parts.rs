@@ -22,6 +22,8 @@ pub struct Part {
     pub reach: usize,
     /// Runs on all of its input: it is small, or sees all of it.
     pub whole: bool,
+    /// Has a norm over the whole picture.
+    pub norms: bool,
 }
 
 impl Part {
@@ -31,8 +33,7 @@ impl Part {
     }
 }
 
-/// A step of one half of an autoencoder with residual blocks at several resolutions, its levels. Levels count from the side where
-/// the half begins.
+/// A step of an autoencoder that changes its resolution level by level. Levels count from the side where the half begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     /// All that runs at the size of the latent.
@@ -43,56 +44,63 @@ pub(super) enum Step {
     Down(usize),
     /// Block of a level.
     Resnet(usize, usize),
-    /// The convolution next to the picture.
+    /// The convolution next to the picture, behind a norm in the decoder.
     Picture,
 }
 
 impl Step {
-    /// The steps of one half with so many levels, of so many blocks each.
-    pub(super) fn list(side: Side, levels: usize, blocks: usize) -> Vec<Self> {
+    /// The steps of a half with so many levels of so many blocks.
+    pub(super) fn all(side: Side, levels: usize, blocks: usize) -> Vec<Self> {
         let resnets = |level| (0..blocks).map(move |block| Self::Resnet(level, block));
-        let mut steps = Vec::new();
         match side {
             Side::Decoder => {
-                steps.push(Self::Coarse);
-                for level in 1..levels {
-                    steps.push(Self::Up(level));
-                    steps.extend(resnets(level));
-                }
-                steps.push(Self::Picture);
+                let fine = (1..levels).flat_map(|level| [Self::Up(level)].into_iter().chain(resnets(level)));
+                [Self::Coarse].into_iter().chain(fine).chain([Self::Picture]).collect()
             }
             Side::Encoder => {
-                steps.push(Self::Picture);
-                for level in 0..levels.saturating_sub(1) {
-                    steps.extend(resnets(level));
-                    steps.push(Self::Down(level));
-                }
-                steps.push(Self::Coarse);
+                let fine = (1..levels).flat_map(|level| resnets(level - 1).chain([Self::Down(level - 1)]));
+                [Self::Picture].into_iter().chain(fine).chain([Self::Coarse]).collect()
             }
         }
-        steps
     }
 
-    /// What tiling must know of it.
-    pub(super) fn part(self, side: Side, levels: usize) -> Part {
-        let last = levels.saturating_sub(1);
-        // Pixels per latent pixel.
+    /// The step as a part; `pack` is the side of a patch of pixels that are one pixel of the latent, `norms` whether a block has
+    /// norms over the whole picture.
+    pub(super) fn part(self, side: Side, levels: usize, pack: usize, norms: bool) -> Part {
+        let last = levels - 1;
         let scale = |level: usize| match side {
-            Side::Decoder => 1 << level,
-            Side::Encoder => 1 << (last - level),
+            Side::Decoder => pack << level,
+            Side::Encoder => pack << (last - level),
         };
-        let part = |input, output, reach, whole| Part {
+        let part = |input, output, reach| Part {
             input,
             output,
             reach,
-            whole,
+            whole: false,
+            norms: false,
         };
         match self {
-            Self::Coarse => part(1, 1, 0, true),
-            Self::Up(level) => part(scale(level - 1), scale(level), 1, false),
-            Self::Down(level) => part(scale(level), scale(level + 1), 2, false),
-            Self::Resnet(level, _) => part(scale(level), scale(level), 2, false),
-            Self::Picture => part(1 << last, 1 << last, 1, false),
+            Self::Coarse => {
+                let [input, output] = match side {
+                    Side::Decoder => [1, pack],
+                    Side::Encoder => [pack, 1],
+                };
+                Part {
+                    whole: true,
+                    norms,
+                    ..part(input, output, 0)
+                }
+            }
+            Self::Up(level) => part(scale(level - 1), scale(level), 1),
+            Self::Down(level) => part(scale(level), scale(level + 1), 2),
+            Self::Resnet(level, _) => Part {
+                norms,
+                ..part(scale(level), scale(level), 2)
+            },
+            Self::Picture => Part {
+                norms: norms && side == Side::Decoder,
+                ..part(pack << last, pack << last, 1)
+            },
         }
     }
 }

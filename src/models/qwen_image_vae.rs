@@ -5,8 +5,7 @@
 
 use super::blocks::{activation, affine, attend_pixels, channels, result};
 use super::config::{Json, count};
-use super::parts::Step;
-use super::{Part, Side};
+use super::parts::{Part, Side, Step};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
@@ -211,9 +210,38 @@ pub fn rescale(g: &mut Graph, cfg: &Config, latent: Value) -> Result<Value, Shap
     affine(g, latent, gain, offset)
 }
 
+/// A latent `[1, c, h, w]`, not scaled, to a picture `[1, 3, f h, f w]` around -1..1; both `f32`.
+///
+/// # Errors
+/// If a tensor is missing or has another shape, or the file has no decoder.
+pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Result<Value> {
+    let half = half(w, "decoder", &cfg.decoder)?;
+    let mut x = latent;
+    for step in half.steps(Side::Decoder) {
+        x = decoder_step(g, w, cfg, half, step, x)?;
+    }
+    Ok(x)
+}
+
+/// A picture `[1, 3, f h, f w]` in -1..1 to mean and logarithm of the variance of its latent, `[1, c, h, w]` each, not scaled;
+/// all `f32`. The variance is not clamped.
+///
+/// # Errors
+/// If a tensor is missing or has another shape, or the file has no encoder.
+pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, image: Value) -> Result<(Value, Value)> {
+    let half = half(w, "encoder", &cfg.encoder)?;
+    let mut x = image;
+    for step in half.steps(Side::Encoder) {
+        x = encoder_step(g, w, cfg, half, step, x)?;
+    }
+    let mean = g.slice(x, 1, 0, cfg.latent_channels)?;
+    let logvar = g.slice(x, 1, cfg.latent_channels, cfg.latent_channels)?;
+    Ok((mean, logvar))
+}
+
 impl Half {
     fn steps(&self, side: Side) -> Vec<Step> {
-        Step::list(side, self.channels.len(), self.blocks)
+        Step::all(side, self.channels.len(), self.blocks)
     }
 }
 
@@ -224,9 +252,12 @@ impl Config {
             Side::Encoder => &self.encoder,
             Side::Decoder => &self.decoder,
         };
+        // A norm sees one pixel only.
         half.as_ref().map_or_else(Vec::new, |half| {
-            let part = |step: Step| step.part(side, half.channels.len());
-            half.steps(side).into_iter().map(part).collect()
+            let steps = half.steps(side).into_iter();
+            steps
+                .map(|step| step.part(side, half.channels.len(), 1, false))
+                .collect()
         })
     }
 
@@ -242,7 +273,6 @@ impl Config {
                 }
                 x = decoder_step(g, w, self, half, steps[index], x)?;
                 if index + 1 == steps.len() {
-                    // From -1..1 as diffusers' image processor.
                     x = g.scale(x, 0.5, 0.5)?;
                 }
             }
@@ -265,38 +295,50 @@ impl Config {
 
 fn decoder_step(g: &mut Graph, root: &Weights, cfg: &Config, half: &Half, step: Step, x: Value) -> Result<Value> {
     let w = root.at("decoder");
-    let last = half.channels.len() - 1;
     // The widest level comes first.
-    let channels = |i: usize| half.channels[last - i];
+    let channels: Vec<_> = half.channels.iter().rev().copied().collect();
+    let last = channels.len() - 1;
     let level = |i: usize| w.at("up_blocks").at(i);
     match step {
         Step::Coarse => {
             let x = activation(g, x)?;
-            let post = root.at("post_quant_conv");
-            let x = conv(g, &post, x, (cfg.latent_channels, 1), Epilogue::default())?;
-            let x = conv(g, &w.at("conv_in"), x, (channels(0), 3), Epilogue::default())?;
+            let quant = (cfg.latent_channels, 1);
+            let x = conv(g, &root.at("post_quant_conv"), x, quant, Epilogue::default())?;
+            let x = conv(g, &w.at("conv_in"), x, (channels[0], 3), Epilogue::default())?;
             g.tap("decoder.conv_in", x);
             let mut x = middle(g, &w.at("mid_block"), x)?;
             for block in 0..half.blocks {
-                x = resnet(g, &level(0).at("resnets").at(block), x, channels(0))?;
+                x = resnet(g, &level(0).at("resnets").at(block), x, channels[0])?;
+            }
+            if last == 0 {
+                g.tap(level(0).path(), x);
             }
             Ok(x)
         }
         Step::Up(i) => {
+            let level = level(i - 1);
             let x = g.upsample_nearest(x, 2)?;
-            let same = Conv2d {
+            let attributes = Conv2d {
                 stride: [1, 1],
                 padding: [1; 4],
             };
-            let level = level(i - 1);
-            let x = resample(g, &level.at("upsamplers.0.resample.1"), x, channels(i - 1) / 2, same)?;
+            let out = channels[i - 1] / 2;
+            let x = resample(g, &level.at("upsamplers.0.resample.1"), x, out, attributes)?;
             g.tap(level.path(), x);
             Ok(x)
         }
-        Step::Resnet(i, block) => resnet(g, &level(i).at("resnets").at(block), x, channels(i)),
+        Step::Resnet(i, block) => {
+            let level = level(i);
+            let x = resnet(g, &level.at("resnets").at(block), x, channels[i])?;
+            if i == last && block + 1 == half.blocks {
+                g.tap(level.path(), x);
+            }
+            Ok(x)
+        }
         Step::Picture | Step::Down(_) => {
             let x = norm(g, &w.at("norm_out"), x, Act::Silu)?;
-            let x = conv(g, &w.at("conv_out"), x, (cfg.image_channels, 3), Epilogue::default())?;
+            let out = (cfg.image_channels, 3);
+            let x = conv(g, &w.at("conv_out"), x, out, Epilogue::default())?;
             Ok(result(g, x)?)
         }
     }
@@ -320,9 +362,9 @@ fn encoder_step(g: &mut Graph, root: &Weights, cfg: &Config, half: &Half, step: 
                 stride: [2, 2],
                 padding: [0, 0, 1, 1],
             };
-            let w = entry(i, half.blocks);
-            let x = resample(g, &w.at("resample.1"), x, half.channels[i], halve)?;
-            g.tap(w.path(), x);
+            let level = entry(i, half.blocks);
+            let x = resample(g, &level.at("resample.1"), x, half.channels[i], halve)?;
+            g.tap(level.path(), x);
             Ok(x)
         }
         Step::Coarse => {

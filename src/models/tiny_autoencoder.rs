@@ -174,6 +174,7 @@ impl Config {
                 output,
                 reach: reach.sum(),
                 whole: (input, output) == (1, 1),
+                norms: layers.iter().any(|(_, layer, _)| *layer == Layer::PoolBlock),
             }
         };
         split(half, side).into_iter().map(part).collect()

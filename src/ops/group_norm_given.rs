@@ -1,7 +1,7 @@
 //! `group_norm_given`: as `group_norm`, with mean and variance from outside.
 
 use super::group_norm::{Sizes, chunking};
-use super::layer_norm::far_from_zero;
+use super::norm::far_from_zero;
 use super::parallel::pieces;
 use super::{Act, is_activation};
 use crate::error::ShapeError;

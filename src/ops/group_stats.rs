@@ -1,9 +1,9 @@
 //! `group_stats`: mean and variance of each chunk of each group of channels, over a part of the picture.
 
 use super::is_activation;
-use super::layer_norm::far_from_zero;
+use super::norm::far_from_zero;
+use super::norm::radix;
 use super::parallel::{pieces, sums};
-use super::rms_norm::radix;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};

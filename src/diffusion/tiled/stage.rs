@@ -57,6 +57,7 @@ impl Pass {
 
 /// Neighbouring parts that run together.
 pub(super) fn ranges(parts: &[Part], side: Side, cut: Cut) -> Vec<Range<usize>> {
+    let reach = |parts: &[Part]| parts.iter().map(Part::latent_reach).sum::<f64>().ceil();
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (i, part) in parts.iter().enumerate() {
         let before = i.checked_sub(1).map(|i| &parts[i]);
@@ -68,7 +69,12 @@ pub(super) fn ranges(parts: &[Part], side: Side, cut: Cut) -> Vec<Range<usize>> 
         let new = match (before, cut) {
             (None, _) => true,
             (Some(before), _) if before.whole || part.whole => before.whole != part.whole,
-            (_, Cut::Parts) => true,
+            // What follows a norm in the same stage is not run by the passes for statistics, and costs nothing as long as tiles
+            // need not overlap by more for it.
+            (_, Cut::Parts) => {
+                let together = ranges.last().map_or(0.0, |range| reach(&parts[range.start..=i]));
+                level || part.norms || together > reach(&parts[i..=i]).max(1.0)
+            }
             (_, Cut::Levels) => level,
             (_, Cut::Once) => false,
         };

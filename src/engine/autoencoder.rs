@@ -70,9 +70,7 @@ impl Autoencoder {
         let factor = self.runner.vae().factor();
         let pixels = |extent: usize| u32::try_from(extent.saturating_mul(factor)).unwrap_or(u32::MAX);
         check_size(pixels(width), pixels(height), 1)?;
-        let mut picture = self.runner.decode_with(latent, &mut on, cancel).await?;
-        picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
-        Image::from_tensor(&picture)
+        self.picture(latent, &mut on, cancel).await
     }
 
     /// A picture to the mean of its latent `[1, c, h, w]`, as a transformer takes it. Where a side is no multiple of
@@ -96,9 +94,14 @@ impl Autoencoder {
         on(Event::Stage(Stage::Encode));
         let latent = self.encode_padded(image, &mut on, cancel).await?;
         on(Event::Stage(Stage::Decode));
-        let mut picture = self.runner.decode_with(&latent, &mut on, cancel).await?;
+        let picture = self.picture(&latent, &mut on, cancel).await?;
+        Ok(picture.crop(image.width(), image.height()))
+    }
+
+    async fn picture(&mut self, latent: &Tensor, on: &mut impl FnMut(Event), cancel: &Cancel) -> Result<Image> {
+        let mut picture = self.runner.decode_with(latent, on, cancel).await?;
         picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
-        Ok(Image::from_tensor(&picture)?.crop(image.width(), image.height()))
+        Image::from_tensor(&picture)
     }
 
     async fn encode_padded(&mut self, image: &Image, on: &mut impl FnMut(Event), cancel: &Cancel) -> Result<Tensor> {

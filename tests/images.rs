@@ -11,6 +11,7 @@ use rotile::diffusion::Rng;
 use rotile::diffusion::pipeline::Task;
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Picture, Request};
 use rotile::media::{Comparison, Format, Image};
+use rotile::models::Vae;
 use rotile::tensor::{DType, Tensor};
 use std::path::{Path, PathBuf};
 use support::relative_rms;
@@ -205,7 +206,9 @@ fn encode_and_decode_follow_diffusers() {
     let (pixels, cells) = (3 * 128 * 128, 16 * 16 * 16);
     for (bars, limit) in [(CPU, 2e-5), (GPU, 2e-4)] {
         let Some(mut engine) = engine(&bars) else { continue };
-        let vae = engine.pipeline().models().vae.0.clone();
+        let Vae::Kl(vae) = engine.pipeline().models().vae.0.clone() else {
+            panic!("an AutoencoderKL")
+        };
         for i in 0..2 {
             let image = images[i * pixels..][..pixels].iter().map(|v| v * 0.5 + 0.5).collect();
             let picture = Tensor::new([1, 3, 128, 128], image);

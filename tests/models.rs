@@ -249,7 +249,7 @@ fn autoencoder_equals_diffusers() {
         &w,
         &[("latents", &latents)],
         |g, v| {
-            let x = autoencoder_kl::unscale(g, &cfg, v[0])?;
+            let x = autoencoder_kl::unscale(g, &w, &cfg, v[0])?;
             let image = autoencoder_kl::decoder(g, &w, &cfg, x)?;
             Ok(vec![("vae_in".into(), x), ("image".into(), image)])
         },
@@ -267,7 +267,7 @@ fn autoencoder_equals_diffusers() {
 
 fn encode(g: &mut Graph, w: &Weights, cfg: &autoencoder_kl::Config, image: Value) -> Result<Vec<(String, Value)>> {
     let (mean, logvar) = autoencoder_kl::encoder(g, w, cfg, image)?;
-    let latents = autoencoder_kl::rescale(g, cfg, mean)?;
+    let latents = autoencoder_kl::rescale(g, w, cfg, mean)?;
     Ok(vec![
         ("mean".into(), mean),
         ("logvar".into(), logvar),

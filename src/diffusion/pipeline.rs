@@ -1,12 +1,13 @@
 //! The Z-Image pipeline: prompt to embeddings to latent to picture, as sessions on one device.
 
 use super::scheduler::Scheduler;
+use super::vae::{VaeRunner, VaeTask, check_finite};
 use crate::backend::{Device, Session};
 use crate::checkpoint::{Checkpoint, Weights};
 use crate::error::{CheckpointError, Error, Result};
 use crate::graph::Graph;
 use crate::memory::budget;
-use crate::models::{Model, autoencoder_kl, qwen3, z_image};
+use crate::models::{Model, Vae, qwen3, z_image};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
 use crate::text::{Tokenizer, Tokens, prompt};
@@ -77,6 +78,7 @@ pub struct Pipeline {
     tokenizer: Tokenizer,
     scheduler: Scheduler,
     models: Models,
+    vae: VaeRunner,
     sessions: Vec<(Task, Session)>,
 }
 
@@ -88,7 +90,7 @@ pub struct Models {
     /// Denoiser.
     pub transformer: (z_image::Config, Weights),
     /// Autoencoder.
-    pub vae: (autoencoder_kl::Config, Weights),
+    pub vae: (Vae, Weights),
 }
 
 impl Models {
@@ -107,10 +109,7 @@ impl Models {
                 Model::ZImage(config) => (config, weights(&parts.transformer)),
                 other => return Err(misplaced(&parts.transformer, "transformer", &other)),
             },
-            vae: match Model::read(&parts.vae)? {
-                Model::AutoencoderKl(config) => (config, weights(&parts.vae)),
-                other => return Err(misplaced(&parts.vae, "VAE", &other)),
-            },
+            vae: (Vae::read(&parts.vae)?, weights(&parts.vae)),
         };
         let (text, dit, vae) = (&models.text.0, &models.transformer.0, &models.vae.0);
         if text.hidden != dit.caption_dim {
@@ -119,10 +118,11 @@ impl Models {
                 text.hidden, dit.caption_dim
             )));
         }
-        if vae.latent_channels != dit.channels {
+        if vae.latent_channels() != dit.channels {
             return Err(Error::Request(format!(
                 "the parts do not fit: the VAE has {} latent channels, the transformer {}",
-                vae.latent_channels, dit.channels
+                vae.latent_channels(),
+                dit.channels
             )));
         }
         Ok(models)
@@ -160,26 +160,35 @@ impl Models {
                 Ok((g, weights))
             }
             Task::Decode { height, width } => {
-                let (config, weights) = &self.vae;
-                let latent = g.input("latent", f32(&[1, config.latent_channels, height, width]));
-                let latent = autoencoder_kl::unscale(&mut g, config, latent)?;
-                let picture = autoencoder_kl::decoder(&mut g, weights, config, latent)?;
-                // From -1..1 to 0..1 as diffusers' image processor; the host clamps, after it has looked for NaN.
-                let picture = g.scale(picture, 0.5, 0.5)?;
-                g.output("picture", picture);
-                Ok((g, weights))
+                let (vae, weights) = &self.vae;
+                let graph = VaeTask::Decode { height, width }.graph(vae, weights, dtype)?;
+                Ok((graph, weights))
             }
             Task::Encode { height, width } => {
-                let (config, weights) = &self.vae;
-                let factor = config.factor();
-                let size = [1, config.image_channels, height * factor, width * factor];
-                let picture = g.input("picture", f32(&size));
-                let picture = g.scale(picture, 2.0, -1.0)?;
-                let (mean, _) = autoencoder_kl::encoder(&mut g, weights, config, picture)?;
-                let latent = autoencoder_kl::rescale(&mut g, config, mean)?;
-                g.output("latent", latent);
-                Ok((g, weights))
+                let (vae, weights) = &self.vae;
+                let graph = VaeTask::Encode { height, width }.graph(vae, weights, dtype)?;
+                Ok((graph, weights))
             }
+        }
+    }
+}
+
+impl Task {
+    /// The part of the autoencoder's runner.
+    fn of_vae(self) -> Option<VaeTask> {
+        match self {
+            Self::Decode { height, width } => Some(VaeTask::Decode { height, width }),
+            Self::Encode { height, width } => Some(VaeTask::Encode { height, width }),
+            _ => None,
+        }
+    }
+}
+
+impl From<VaeTask> for Task {
+    fn from(task: VaeTask) -> Self {
+        match task {
+            VaeTask::Decode { height, width } => Self::Decode { height, width },
+            VaeTask::Encode { height, width } => Self::Encode { height, width },
         }
     }
 }
@@ -198,8 +207,11 @@ impl Pipeline {
     /// # Errors
     /// As [`Models::read`].
     pub fn new(parts: Parts, device: Device, dtype: DType, policy: Policy) -> Result<Self> {
+        let models = Models::read(&parts)?;
+        let vae = VaeRunner::new(models.vae.clone(), device.clone(), dtype, policy.clone());
         Ok(Self {
-            models: Models::read(&parts)?,
+            models,
+            vae,
             device,
             dtype,
             policy,
@@ -242,7 +254,8 @@ impl Pipeline {
 
     /// Sessions that are ready, with their tasks.
     pub fn sessions(&self) -> impl Iterator<Item = (Task, &Session)> {
-        self.sessions.iter().map(|(task, session)| (*task, session))
+        let own = self.sessions.iter().map(|(task, session)| (*task, session));
+        own.chain(self.vae.sessions().map(|(task, session)| (task.into(), session)))
     }
 
     /// The plan of a task: nothing is allocated.
@@ -263,10 +276,7 @@ impl Pipeline {
             return Ok(());
         }
         let mut wanted = 0;
-        for task in tasks
-            .iter()
-            .filter(|task| self.sessions.iter().all(|(t, _)| t != *task))
-        {
+        for task in tasks.iter().filter(|task| self.sessions().all(|(t, _)| t != **task)) {
             wanted += self.plan(*task)?.cpu_bytes().total();
         }
         budget::check(wanted)
@@ -277,6 +287,9 @@ impl Pipeline {
     /// # Errors
     /// If the task does not fit the model or the device, or a weight cannot be loaded.
     pub async fn prepare(&mut self, task: Task) -> Result<&mut Session> {
+        if let Some(task) = task.of_vae() {
+            return self.vae.prepare(task).await;
+        }
         let ready = self.sessions.iter().position(|(t, _)| *t == task);
         let entry = match ready {
             Some(index) => self.sessions.remove(index),
@@ -298,6 +311,7 @@ impl Pipeline {
     /// Frees every session and the weights that only they held.
     pub fn release(&mut self) {
         self.sessions.clear();
+        self.vae.release();
     }
 
     /// Runs a task with one result.
@@ -371,15 +385,7 @@ impl Pipeline {
     /// # Errors
     /// If the device fails or the picture is not finite.
     pub async fn decode(&mut self, latent: &Tensor) -> Result<Tensor> {
-        let &[1, _, height, width] = &latent.ty.shape[..] else {
-            return Err(Error::Request(format!(
-                "a latent has shape [1, c, h, w], not {}",
-                latent.ty.shape
-            )));
-        };
-        let picture = self.run(Task::Decode { height, width }, &[("latent", latent)]).await?;
-        self.finite(&picture, || "picture".into())?;
-        Ok(picture)
+        self.vae.decode(latent).await
     }
 
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, scaled as the transformer takes it.
@@ -387,20 +393,7 @@ impl Pipeline {
     /// # Errors
     /// If the device fails or the latent is not finite.
     pub async fn encode(&mut self, picture: &Tensor) -> Result<Tensor> {
-        let (factor, _) = self.factors();
-        let &[1, _, height, width] = &picture.ty.shape[..] else {
-            return Err(Error::Request(format!(
-                "a picture has shape [1, 3, h, w], not {}",
-                picture.ty.shape
-            )));
-        };
-        let task = Task::Encode {
-            height: height / factor,
-            width: width / factor,
-        };
-        let latent = self.run(task, &[("picture", picture)]).await?;
-        self.finite(&latent, || "latent of the picture".into())?;
-        Ok(latent)
+        self.vae.encode(picture).await
     }
 
     /// Refuses a result with a NaN or infinity. `stage` names where it came from.
@@ -408,21 +401,7 @@ impl Pipeline {
     /// # Errors
     /// If there is one.
     pub fn finite(&self, tensor: &Tensor, stage: impl Fn() -> String) -> Result<()> {
-        let Some(index) = tensor.first_non_finite() else {
-            return Ok(());
-        };
-        let remedy = match (&self.device, self.dtype) {
-            (_, DType::F16) => "Half precision may have overflowed: use --dtype f32",
-            (Device::Gpu(_), _) => "The weights or the driver are at fault: try --device cpu",
-            (Device::Cpu(_), _) => "The weights are damaged, or guidance is far too strong",
-        };
-        Err(Error::NonFinite {
-            stage: stage(),
-            count: tensor.data.iter().filter(|v| !v.is_finite()).count(),
-            total: tensor.data.len(),
-            index,
-            remedy: remedy.into(),
-        })
+        check_finite(tensor, &self.device, self.dtype, stage)
     }
 }
 

@@ -1,9 +1,10 @@
 use super::check_size;
 use crate::checkpoint::{Checkpoint, Weights};
+use crate::diffusion::vae::VaeTask;
 use crate::error::{Error, PlanError, Result};
 use crate::gpu::Caps;
 use crate::graph::{Graph, Source};
-use crate::models::{Model, autoencoder_kl, qwen3, z_image};
+use crate::models::{Model, Vae, autoencoder_kl, qwen3, z_image};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, TensorType};
 use crate::text::prompt::Z_IMAGE_TOKENS;
@@ -126,7 +127,7 @@ impl Inspection {
             }));
         }
         let status = |name: &str| match name {
-            name if used.contains(name) => Status::Mapped,
+            name if used.contains(name) || read_on_host(&model, name) => Status::Mapped,
             name if not_run(&model, name) => Status::NotRun,
             _ => Status::Unknown,
         };
@@ -136,10 +137,10 @@ impl Inspection {
             shape: info.shape.to_vec(),
             status: status(&info.name),
         };
-        let (factor, multiple) = match &model {
-            Model::AutoencoderKl(config) => (config.factor(), config.factor()),
-            Model::ZImage(_) => (USUAL_FACTOR, USUAL_FACTOR * z_image::PATCH),
-            Model::Qwen3(_) => (USUAL_FACTOR, 1),
+        let (factor, multiple) = match (&model, Vae::of(&model)) {
+            (_, Some(vae)) => (vae.factor(), vae.factor()),
+            (Model::ZImage(_), _) => (USUAL_FACTOR, USUAL_FACTOR * z_image::PATCH),
+            _ => (USUAL_FACTOR, 1),
         };
         check_size(target.width, target.height, multiple)?;
         let [height, width] = [target.height, target.width].map(|n| n as usize / factor);
@@ -165,6 +166,7 @@ fn config(model: &Model) -> String {
         Model::Qwen3(config) => format!("{config:?}"),
         Model::ZImage(config) => format!("{config:?}"),
         Model::AutoencoderKl(config) => format!("{config:?}"),
+        Model::AutoencoderTiny(config) => format!("{config:?}"),
     };
     let fields = text.strip_prefix("Config { ").and_then(|t| t.strip_suffix(" }"));
     fields.unwrap_or(&text).to_owned()
@@ -223,6 +225,16 @@ fn not_run(model: &Model, name: &str) -> bool {
             let last = format!("layers.{}.", config.layers.saturating_sub(1));
             name.starts_with(&last) || name == "norm.weight" || name == "lm_head.weight"
         }
+        // Counts the steps of the training.
+        Model::AutoencoderKl(config) => config.packing.is_some() && name == "bn.num_batches_tracked",
+        _ => false,
+    }
+}
+
+/// Tensors whose values go into constants of a graph.
+fn read_on_host(model: &Model, name: &str) -> bool {
+    match model {
+        Model::AutoencoderKl(config) => config.packing.is_some() && autoencoder_kl::STATISTICS.contains(&name),
         _ => false,
     }
 }
@@ -260,27 +272,14 @@ fn graphs(
             g.output("output", output);
             Ok(())
         })?,
-        Model::AutoencoderKl(config) => {
-            if config.decoder.is_some() {
-                add(format!("decode, {size}"), &|g| {
-                    let latent = g.input("latent", f32(&[1, config.latent_channels, height, width]));
-                    let picture = autoencoder_kl::decoder(g, w, config, latent)?;
-                    g.output("picture", picture);
-                    Ok(())
-                })?;
-            }
-            if config.encoder.is_some() {
-                add(format!("encode, {size}"), &|g| {
-                    let factor = config.factor();
-                    let picture = g.input(
-                        "picture",
-                        f32(&[1, config.image_channels, height * factor, width * factor]),
-                    );
-                    let (mean, variance) = autoencoder_kl::encoder(g, w, config, picture)?;
-                    g.output("mean", mean);
-                    g.output("variance", variance);
-                    Ok(())
-                })?;
+        Model::AutoencoderKl(_) | Model::AutoencoderTiny(_) => {
+            let Some(vae) = Vae::of(model) else { return Ok(list) };
+            let halves = [
+                ("decode", vae.has_decoder(), VaeTask::Decode { height, width }),
+                ("encode", vae.has_encoder(), VaeTask::Encode { height, width }),
+            ];
+            for (name, _, task) in halves.iter().filter(|(_, there, _)| *there) {
+                list.push((format!("{name}, {size}"), task.graph(&vae, w, dtype)?));
             }
         }
     }

@@ -2,7 +2,7 @@ use crate::checkpoint::{Checkpoint, Weights};
 use crate::diffusion::pipeline::Parts;
 use crate::diffusion::scheduler::Scheduler;
 use crate::error::{CheckpointError, Result};
-use crate::models::autoencoder_kl;
+use crate::models::Vae;
 use crate::text::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Defaults {
     }
 
     /// The size is that of the VAE's training, as `sample_size` in its `config.json` says, else 1024.
-    pub(super) fn for_vae(mut self, (_, weights): &(autoencoder_kl::Config, Weights)) -> Self {
+    pub(super) fn for_vae(mut self, (_, weights): &(Vae, Weights)) -> Self {
         let config = weights.checkpoint().config();
         let size = config.and_then(|c| c["sample_size"].as_u64()).unwrap_or(1024) as u32;
         if self.width == 0 {

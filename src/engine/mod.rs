@@ -200,7 +200,7 @@ impl Engine {
     /// # Errors
     /// If the latent is no such tensor, the device fails, or the picture is not finite.
     pub async fn decode(&mut self, latent: &Tensor) -> Result<Image> {
-        let channels = self.pipeline.models().vae.0.latent_channels;
+        let channels = self.pipeline.models().vae.0.latent_channels();
         if latent.ty.shape.len() != 4 || latent.ty.shape[..2] != [1, channels] {
             return Err(Error::Request(format!(
                 "a latent of this model has shape [1, {channels}, h, w], not {}",

@@ -90,6 +90,17 @@ pub(super) fn result(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
     g.cast(x, DType::F32)
 }
 
+/// `x * gain + offset` with a gain and an offset for each channel of `[n, c, h, w]`.
+pub(super) fn affine(g: &mut Graph, x: Value, gain: Vec<f64>, offset: Vec<f64>) -> Result<Value, ShapeError> {
+    let mut constant = |values: Vec<f64>| {
+        let shape = [1, values.len(), 1, 1];
+        g.constant(Tensor::new(shape, values.iter().map(|&v| v as f32).collect()))
+    };
+    let (gain, offset) = (constant(gain), constant(offset));
+    let x = g.mul(x, gain)?;
+    g.add(x, offset)
+}
+
 /// Cosines and sines of rotary angles, `[t, d / 2]` each: pair `i` of axis `a` turns by `position[a] * theta^(-2i / dims[a])`.
 ///
 /// A position has one entry per axis; the axes' pairs follow one another. Angles are rounded to `f32`, as PyTorch's are.

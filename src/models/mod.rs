@@ -6,7 +6,11 @@ pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
 pub mod qwen3;
+pub mod tiny_autoencoder;
+mod vae;
 pub mod z_image;
+
+pub use vae::Vae;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
@@ -30,8 +34,10 @@ pub enum Model {
     Qwen3(qwen3::Config),
     /// The S3-DiT of Z-Image.
     ZImage(z_image::Config),
-    /// Autoencoder of Stable Diffusion, FLUX.1 and Z-Image.
+    /// Autoencoder of Stable Diffusion, FLUX, CogView4 and Z-Image.
     AutoencoderKl(autoencoder_kl::Config),
+    /// TAESD and its kin.
+    AutoencoderTiny(tiny_autoencoder::Config),
 }
 
 /// A row of the model table.
@@ -73,6 +79,18 @@ pub const MODELS: &[ModelEntry] = &[
         },
         licence: "as the model it belongs to; in FLUX.1-schnell and Z-Image: Apache-2.0",
     },
+    ModelEntry {
+        name: "AutoencoderTiny",
+        role: Role::Autoencoder,
+        read: |c| {
+            Some(
+                tiny_autoencoder::Config::detect(c)?
+                    .with_file(c)
+                    .map(Model::AutoencoderTiny),
+            )
+        },
+        licence: "TAESD, TAEF1 and TAEF2: MIT",
+    },
 ];
 
 impl Model {
@@ -104,6 +122,7 @@ impl Model {
             Self::ZImage(_) => &MODELS[0],
             Self::Qwen3(_) => &MODELS[1],
             Self::AutoencoderKl(_) => &MODELS[2],
+            Self::AutoencoderTiny(_) => &MODELS[3],
         }
     }
 }

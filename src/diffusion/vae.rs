@@ -1,0 +1,253 @@
+//! An autoencoder on a device: the one place where latents become pictures and pictures latents.
+
+use crate::backend::{Device, Session};
+use crate::checkpoint::Weights;
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::models::Vae;
+use crate::plan::{Plan, Policy};
+use crate::tensor::{DType, Tensor, TensorType};
+
+/// How an autoencoder runs. The default decides everything by itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VaeOptions {
+    /// Tiles, even where the whole picture would fit.
+    pub tile: Option<TileOptions>,
+    /// Storage of activations.
+    pub dtype: VaeDType,
+    /// Most bytes that may be taken on the device.
+    pub max_memory: Option<u64>,
+}
+
+/// Tiles of a picture, in pixels of the picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileOptions {
+    /// Side of a tile.
+    pub size: u32,
+    /// What neighbours share at least; enough for the model where it is left out.
+    pub overlap: Option<u32>,
+}
+
+/// Storage of an autoencoder's activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VaeDType {
+    /// As the rest of the pipeline.
+    #[default]
+    Auto,
+    /// Single precision.
+    F32,
+    /// Half precision, where the device has it.
+    F16,
+}
+
+/// A direction and a size, in pixels of the latent: what needs a session of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VaeTask {
+    /// A latent to a picture.
+    Decode {
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+    },
+    /// A picture to a latent.
+    Encode {
+        /// Rows.
+        height: usize,
+        /// Columns.
+        width: usize,
+    },
+}
+
+impl VaeTask {
+    /// The graph of the task, with activations stored as `dtype`.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape, or the file lacks this half.
+    pub fn graph(self, vae: &Vae, weights: &Weights, dtype: DType) -> Result<Graph> {
+        let mut g = Graph::new(dtype);
+        match self {
+            Self::Decode { height, width } => {
+                let ty = TensorType::new(DType::F32, [1, vae.latent_channels(), height, width]);
+                let latent = g.input("latent", ty);
+                let picture = vae.decoder(&mut g, weights, latent)?;
+                g.output("picture", picture);
+            }
+            Self::Encode { height, width } => {
+                let sides = [height, width].map(|n| n * vae.factor());
+                let ty = TensorType::new(DType::F32, [1, vae.image_channels(), sides[0], sides[1]]);
+                let picture = g.input("picture", ty);
+                let latent = vae.encoder(&mut g, weights, picture)?;
+                g.output("latent", latent);
+            }
+        }
+        Ok(g)
+    }
+}
+
+/// Sessions that are kept for the next picture.
+const KEPT: usize = 4;
+
+/// An autoencoder on a device.
+#[derive(Debug)]
+pub struct VaeRunner {
+    vae: Vae,
+    weights: Weights,
+    device: Device,
+    dtype: DType,
+    policy: Policy,
+    sessions: Vec<(VaeTask, Session)>,
+}
+
+impl VaeRunner {
+    /// Weights follow when the first session needs them.
+    pub fn new((vae, weights): (Vae, Weights), device: Device, dtype: DType, policy: Policy) -> Self {
+        Self {
+            vae,
+            weights,
+            device,
+            dtype,
+            policy,
+            sessions: Vec::new(),
+        }
+    }
+
+    /// The model and its sizes.
+    pub fn vae(&self) -> &Vae {
+        &self.vae
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Storage of activations.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Sessions that are ready, with their tasks.
+    pub fn sessions(&self) -> impl Iterator<Item = (VaeTask, &Session)> {
+        self.sessions.iter().map(|(task, session)| (*task, session))
+    }
+
+    /// The plan of a task: nothing is allocated.
+    ///
+    /// # Errors
+    /// If the task does not fit the model or the device.
+    pub fn plan(&self, task: VaeTask) -> Result<Plan> {
+        let graph = task.graph(&self.vae, &self.weights, self.dtype)?;
+        self.device.plan(&graph, &self.policy)
+    }
+
+    /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.
+    ///
+    /// # Errors
+    /// If the task does not fit the model or the device, or a weight cannot be loaded.
+    pub async fn prepare(&mut self, task: VaeTask) -> Result<&mut Session> {
+        let ready = self.sessions.iter().position(|(t, _)| *t == task);
+        let entry = match ready {
+            Some(index) => self.sessions.remove(index),
+            None => {
+                if self.sessions.len() >= KEPT {
+                    self.sessions.remove(0);
+                }
+                let graph = task.graph(&self.vae, &self.weights, self.dtype)?;
+                tracing::debug!(?task, nodes = graph.nodes().len(), "prepare");
+                let session = self.device.prepare(&graph, &self.weights, &self.policy).await?;
+                (task, session)
+            }
+        };
+        // The latest is last, so that the first is the one to go.
+        self.sessions.push(entry);
+        let last = self.sessions.len() - 1;
+        Ok(&mut self.sessions[last].1)
+    }
+
+    /// Frees every session and the weights that only they held.
+    pub fn release(&mut self) {
+        self.sessions.clear();
+    }
+
+    /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`, nominally in 0..=1 but not clamped.
+    ///
+    /// # Errors
+    /// If the latent has another shape, the device fails or the picture is not finite.
+    pub async fn decode(&mut self, latent: &Tensor) -> Result<Tensor> {
+        let channels = self.vae.latent_channels();
+        let &[1, c, height, width] = &latent.ty.shape[..] else {
+            return Err(misshapen("latent", channels, latent));
+        };
+        if c != channels {
+            return Err(misshapen("latent", channels, latent));
+        }
+        let task = VaeTask::Decode { height, width };
+        let picture = self.run(task, &[("latent", latent)]).await?;
+        check_finite(&picture, &self.device, self.dtype, || "picture".into())?;
+        Ok(picture)
+    }
+
+    /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it.
+    ///
+    /// # Errors
+    /// If the picture has another shape, the device fails or the latent is not finite.
+    pub async fn encode(&mut self, picture: &Tensor) -> Result<Tensor> {
+        let (channels, factor) = (self.vae.image_channels(), self.vae.factor());
+        let &[1, c, height, width] = &picture.ty.shape[..] else {
+            return Err(misshapen("picture", channels, picture));
+        };
+        if c != channels || height % factor != 0 || width % factor != 0 {
+            return Err(misshapen("picture", channels, picture));
+        }
+        let task = VaeTask::Encode {
+            height: height / factor,
+            width: width / factor,
+        };
+        let latent = self.run(task, &[("picture", picture)]).await?;
+        check_finite(&latent, &self.device, self.dtype, || "latent of the picture".into())?;
+        Ok(latent)
+    }
+
+    async fn run(&mut self, task: VaeTask, inputs: &[(&str, &Tensor)]) -> Result<Tensor> {
+        let outputs = self.prepare(task).await?.run(inputs).await?;
+        outputs
+            .into_iter()
+            .next()
+            .ok_or_else(|| Error::Request(format!("{task:?} has no result")))
+    }
+}
+
+fn misshapen(what: &str, channels: usize, tensor: &Tensor) -> Error {
+    Error::Request(format!(
+        "a {what} of this model has shape [1, {channels}, h, w]{}, not {}",
+        if what == "picture" {
+            " with sides that are multiples of its factor"
+        } else {
+            ""
+        },
+        tensor.ty.shape
+    ))
+}
+
+/// Refuses a result with a NaN or infinity. `stage` names where it came from.
+///
+/// # Errors
+/// If there is one.
+pub fn check_finite(tensor: &Tensor, device: &Device, dtype: DType, stage: impl Fn() -> String) -> Result<()> {
+    let Some(index) = tensor.first_non_finite() else {
+        return Ok(());
+    };
+    let remedy = match (device, dtype) {
+        (_, DType::F16) => "Half precision may have overflowed: use --dtype f32",
+        (Device::Gpu(_), _) => "The weights or the driver are at fault: try --device cpu",
+        (Device::Cpu(_), _) => "The weights are damaged, or guidance is far too strong",
+    };
+    Err(Error::NonFinite {
+        stage: stage(),
+        count: tensor.data.iter().filter(|v| !v.is_finite()).count(),
+        total: tensor.data.len(),
+        index,
+        remedy: remedy.into(),
+    })
+}

@@ -1,0 +1,113 @@
+//! Every autoencoder under one face: a latent as the transformer has it to a picture in 0..=1, and back.
+
+use super::{Model, autoencoder_kl, tiny_autoencoder};
+use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
+use crate::error::Result;
+use crate::graph::{Graph, Value};
+use autoencoder_kl::Packing;
+
+/// An autoencoder with its sizes.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Vae {
+    /// Of Stable Diffusion, FLUX, CogView4 and Z-Image.
+    Kl(autoencoder_kl::Config),
+    /// TAESD and its kin.
+    Tiny(tiny_autoencoder::Config),
+}
+
+impl Vae {
+    /// Reads the sizes of an autoencoder.
+    ///
+    /// # Errors
+    /// If the checkpoint holds something else, or its `config.json` contradicts its tensors.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, CheckpointError> {
+        let model = Model::read(checkpoint)?;
+        Self::of(&model).ok_or_else(|| CheckpointError::UnknownModel {
+            file: checkpoint.name().to_owned(),
+            reason: format!("it is given as the VAE, but it holds a {}", model.entry().name),
+        })
+    }
+
+    /// The autoencoder that a model is, if it is one.
+    pub fn of(model: &Model) -> Option<Self> {
+        match model {
+            Model::AutoencoderKl(config) => Some(Self::Kl(config.clone())),
+            Model::AutoencoderTiny(config) => Some(Self::Tiny(config.clone())),
+            _ => None,
+        }
+    }
+
+    /// Picture pixels per pixel of the latent that the transformer has, along each side.
+    pub fn factor(&self) -> usize {
+        match self {
+            Self::Kl(config) => config.factor() * if config.packing.is_some() { Packing::PATCH } else { 1 },
+            Self::Tiny(config) => config.factor(),
+        }
+    }
+
+    /// Channels of the latent that the transformer has.
+    pub fn latent_channels(&self) -> usize {
+        match self {
+            Self::Kl(config) if config.packing.is_some() => config.latent_channels * Packing::PATCH.pow(2),
+            Self::Kl(config) => config.latent_channels,
+            Self::Tiny(config) => config.latent_channels,
+        }
+    }
+
+    /// Channels of the picture.
+    pub fn image_channels(&self) -> usize {
+        match self {
+            Self::Kl(config) => config.image_channels,
+            Self::Tiny(config) => config.image_channels,
+        }
+    }
+
+    /// Whether the file has the half that makes pictures of latents.
+    pub fn has_decoder(&self) -> bool {
+        match self {
+            Self::Kl(config) => config.decoder.is_some(),
+            Self::Tiny(config) => config.decoder.is_some(),
+        }
+    }
+
+    /// Whether the file has the half that makes latents of pictures.
+    pub fn has_encoder(&self) -> bool {
+        match self {
+            Self::Kl(config) => config.encoder.is_some(),
+            Self::Tiny(config) => config.encoder.is_some(),
+        }
+    }
+
+    /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`; both `f32`. The picture is in 0..=1 once
+    /// it is clamped, which is left to the host: a NaN must be seen first.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape, or the file has no decoder.
+    pub fn decoder(&self, g: &mut Graph, w: &Weights, latent: Value) -> Result<Value> {
+        match self {
+            Self::Kl(config) => {
+                let x = autoencoder_kl::unscale(g, w, config, latent)?;
+                let x = autoencoder_kl::decoder(g, w, config, x)?;
+                // From -1..1 as diffusers' image processor.
+                Ok(g.scale(x, 0.5, 0.5)?)
+            }
+            Self::Tiny(config) => tiny_autoencoder::decoder(g, w, config, latent),
+        }
+    }
+
+    /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it; both `f32`.
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape, or the file has no encoder.
+    pub fn encoder(&self, g: &mut Graph, w: &Weights, picture: Value) -> Result<Value> {
+        match self {
+            Self::Kl(config) => {
+                let x = g.scale(picture, 2.0, -1.0)?;
+                let (mean, _) = autoencoder_kl::encoder(g, w, config, x)?;
+                autoencoder_kl::rescale(g, w, config, mean)
+            }
+            Self::Tiny(config) => tiny_autoencoder::encoder(g, w, config, picture),
+        }
+    }
+}

@@ -1,3 +1,4 @@
+use crate::tensor::{Part, TensorType};
 use std::fmt;
 
 /// What an adapter can do: its features, its limits and who it is.
@@ -51,6 +52,17 @@ impl Caps {
     /// Whether kernels on `lib/lanes` run: a software adapter with subgroups of eight, as llvmpipe has on 256-bit vectors.
     pub fn lanes(&self) -> bool {
         self.software && self.subgroups && self.subgroup_size == (8, 8)
+    }
+
+    /// Bytes of the largest tensor that a buffer holds and a kernel binds.
+    pub fn max_tensor(&self) -> u64 {
+        self.max_binding.min(self.max_buffer)
+    }
+
+    /// How a weight lies on the device: rows of its first axis, each part in a buffer of its own. The one rule that operators,
+    /// plans and uploads go by.
+    pub fn parts(&self, weight: &TensorType) -> Vec<Part> {
+        weight.parts(self.max_tensor())
     }
 
     /// A grid of `count` workgroups that wraps from x into y above [`Caps::max_workgroups`]. The kernel undoes it with

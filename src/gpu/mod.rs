@@ -24,7 +24,7 @@ pub struct Gpu {
     queue: wgpu::Queue,
     caps: Arc<Caps>,
     kernels: Arc<KernelCache>,
-    weights: Arc<Residency<wgpu::Buffer>>,
+    weights: Arc<Residency<Vec<wgpu::Buffer>>>,
     faults: Arc<Mutex<Faults>>,
     reason: Arc<str>,
 }

@@ -30,6 +30,15 @@ pub struct Caps {
     pub workgroup_invocations: u32,
 }
 
+/// Limits to open a device with, where they are below those of the adapter: the API then refuses what it would refuse elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the largest buffer.
+    pub max_buffer: Option<u64>,
+    /// Bytes of the largest storage binding.
+    pub max_binding: Option<u64>,
+}
+
 impl Caps {
     /// WebGPU's default limits and no features: what every adapter has.
     pub fn baseline() -> Self {
@@ -46,6 +55,17 @@ impl Caps {
             max_binding: 128 << 20,
             workgroup_memory: 16_384,
             workgroup_invocations: 256,
+        }
+    }
+
+    /// The same adapter within `limits`.
+    pub fn limited(&self, limits: &Limits) -> Self {
+        let max_buffer = self.max_buffer.min(limits.max_buffer.unwrap_or(u64::MAX));
+        let max_binding = self.max_binding.min(limits.max_binding.unwrap_or(u64::MAX));
+        Self {
+            max_buffer,
+            max_binding: max_binding.min(max_buffer),
+            ..self.clone()
         }
     }
 

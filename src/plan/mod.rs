@@ -179,8 +179,7 @@ impl Plan {
                 }
             }
             for bytes in &way.scratch {
-                let words = TensorType::new(DType::F32, [bytes.div_ceil(4) as usize]);
-                check_limits(&node.path, &words, caps)?;
+                check_limits(&node.path, &words(*bytes), caps)?;
             }
             ways.push(way);
         }
@@ -188,6 +187,12 @@ impl Plan {
         let scratch = plan.assign(graph, &scratch, |ty| ty.byte_len() as u64);
         for (at, way) in ways.into_iter().enumerate() {
             plan.add_steps(graph, at, way, &scratch[at]);
+        }
+        for (what, bytes) in [
+            ("parameters", plan.params.len() as u64),
+            ("results", plan.readback_bytes()),
+        ] {
+            check_bytes(what, &words(bytes), caps.max_buffer, "maxBufferSize")?;
         }
         Ok(plan)
     }
@@ -419,20 +424,25 @@ fn check_limits(node: &str, ty: &TensorType, caps: &Caps) -> Result<(), PlanErro
             count,
         });
     }
+    check_bytes(node, ty, caps.max_binding, "maxStorageBufferBindingSize")?;
+    check_bytes(node, ty, caps.max_buffer, "maxBufferSize")
+}
+
+fn check_bytes(node: &str, ty: &TensorType, limit: u64, which: &'static str) -> Result<(), PlanError> {
     let bytes = ty.byte_len() as u64;
-    for (limit, which) in [
-        (caps.max_binding, "maxStorageBufferBindingSize"),
-        (caps.max_buffer, "maxBufferSize"),
-    ] {
-        if bytes > limit {
-            return Err(PlanError::ExceedsLimit {
-                node: node.into(),
-                tensor: ty.clone(),
-                bytes,
-                limit,
-                which,
-            });
-        }
+    if bytes <= limit {
+        return Ok(());
     }
-    Ok(())
+    Err(PlanError::ExceedsLimit {
+        node: node.into(),
+        tensor: ty.clone(),
+        bytes,
+        limit,
+        which,
+    })
+}
+
+/// A tensor of so many bytes.
+fn words(bytes: u64) -> TensorType {
+    TensorType::new(DType::U32, [bytes.div_ceil(4) as usize])
 }

@@ -5,6 +5,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::diffusion::Rng;
 use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
+use rotile::gpu::Limits;
 use rotile::tensor::DType;
 use std::path::PathBuf;
 
@@ -87,10 +88,17 @@ pub(crate) struct DeviceArgs {
     /// Run an operator in a given way on the GPU, for diagnosis; may be repeated
     #[arg(long, value_name = "OP=WAY", value_parser = op_way, value_delimiter = ',', env = "ROTILE_KERNEL", hide_env_values = true)]
     kernel: Vec<(String, String)>,
+    /// Largest buffer of the GPU, for diagnosis; no more than its own
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    max_buffer: Option<u32>,
+    /// Largest storage binding of the GPU, for diagnosis; no more than its own
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    max_binding: Option<u32>,
 }
 
 impl DeviceArgs {
     pub(crate) fn options(&self) -> Options {
+        let bytes = |mib: u32| u64::from(mib) << 20;
         Options {
             device: self.device.clone(),
             dtype: self.dtype.map(|storage| match storage {
@@ -98,6 +106,10 @@ impl DeviceArgs {
                 Storage::F16 => DType::F16,
             }),
             kernels: self.kernel.clone(),
+            limits: Limits {
+                max_buffer: self.max_buffer.map(bytes),
+                max_binding: self.max_binding.map(bytes),
+            },
         }
     }
 }

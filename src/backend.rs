@@ -5,8 +5,10 @@ use crate::cpu::{Cpu, CpuSession};
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, GpuSession};
 use crate::graph::Graph;
+use crate::memory::Resident;
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
+use std::sync::Arc;
 
 /// Where graphs run.
 #[derive(Clone, Debug)]
@@ -24,6 +26,16 @@ pub enum Session {
     Gpu(GpuSession),
     /// On the CPU.
     Cpu(CpuSession),
+}
+
+/// Weights that stay on their device for as long as this lives, so that the next session finds them there.
+#[derive(Debug)]
+pub struct Kept(#[expect(dead_code, reason = "held, not read")] Held);
+
+#[derive(Debug)]
+enum Held {
+    Gpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Vec<wgpu::Buffer>>>>),
+    Cpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Tensor>>>),
 }
 
 impl Device {
@@ -115,6 +127,14 @@ impl Session {
             Self::Gpu(session) => session.weights(),
             Self::Cpu(session) => session.weights(),
         }
+    }
+
+    /// Keeps the weights when the session goes.
+    pub fn keep_weights(&self) -> Kept {
+        Kept(match self {
+            Self::Gpu(session) => Held::Gpu(session.keep_weights()),
+            Self::Cpu(session) => Held::Cpu(session.keep_weights()),
+        })
     }
 
     /// Bytes really allocated, as the allocations themselves say.

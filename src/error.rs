@@ -234,6 +234,16 @@ pub enum PlanError {
         /// Number of elements.
         count: u64,
     },
+    /// The plan takes more than it may.
+    #[error(
+        "the plan wants {wanted} bytes, more than the {limit} that it may take. Use a smaller size or more --max-memory"
+    )]
+    MaxMemory {
+        /// Bytes of the plan.
+        wanted: u64,
+        /// Bytes that it may take.
+        limit: u64,
+    },
     /// Half-precision storage was asked for on an adapter without it.
     #[error("{0} storage needs the adapter feature `shader-f16`, which is missing; use f32")]
     NoF16(DType),

@@ -2,6 +2,7 @@
 
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
+use crate::models::TileNorms;
 use crate::op::Op;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Graph {
     outputs: Vec<(String, Value)>,
     path: String,
     taps: bool,
+    norms: usize,
+    tile: Option<(TileNorms, Option<Value>)>,
 }
 
 impl Graph {
@@ -61,7 +64,37 @@ impl Graph {
             outputs: Vec::new(),
             path: String::new(),
             taps: false,
+            norms: 0,
+            tile: None,
         }
+    }
+
+    /// Makes it a graph for tiles of a picture: see [`TileNorms`].
+    pub fn for_tiles(mut self, norms: TileNorms) -> Self {
+        let core = (!norms.collected.is_empty()).then(|| self.input("core", TensorType::new(DType::U32, [4])));
+        self.tile = Some((norms, core));
+        self
+    }
+
+    /// Number of group norms so far.
+    pub fn norms(&self) -> usize {
+        self.norms
+    }
+
+    /// Counts a group norm over `x`; gives its statistics where they come from outside.
+    pub(crate) fn enter_norm(&mut self, x: Value, groups: usize) -> Result<Option<Value>, ShapeError> {
+        let index = self.norms;
+        self.norms += 1;
+        let Some((norms, core)) = self.tile.clone() else {
+            return Ok(None);
+        };
+        if let Some(core) = core.filter(|_| norms.collected.contains(&index)) {
+            let stats = self.group_stats(x, core, groups, norms.units)?;
+            self.output(&Self::norm_output(index), stats);
+        }
+        let rows = self.shape(x).first().map_or(groups, |n| n * groups);
+        let ty = TensorType::new(DType::F32, [rows, 3]);
+        Ok((index < norms.given).then(|| self.input(&Self::norm_input(index), ty)))
     }
 
     /// Turns every [`Graph::tap`] into an output: for tests that compare intermediate values.

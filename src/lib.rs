@@ -62,5 +62,6 @@ pub mod ops;
 pub mod plan;
 pub mod tensor;
 pub mod text;
+pub mod tiling;
 
 pub use error::{Error, Result};

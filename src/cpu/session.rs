@@ -138,6 +138,11 @@ impl CpuSession {
         }
     }
 
+    /// As [`Session::keep_weights`](crate::backend::Session).
+    pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Tensor>>> {
+        self.weights.clone()
+    }
+
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
         let planned = self.plan.weights.iter().map(|w| w.ty.count() as u64 * 4);

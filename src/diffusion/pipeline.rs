@@ -1,9 +1,11 @@
 //! The Z-Image pipeline: prompt to embeddings to latent to picture, as sessions on one device.
 
 use super::scheduler::Scheduler;
-use super::vae::{VaeRunner, VaeTask, check_finite};
+use super::tiled::Route;
+use super::vae::{VaeOptions, VaeRunner, VaeTask, check_finite};
 use crate::backend::{Device, Session};
 use crate::checkpoint::{Checkpoint, Weights};
+use crate::engine::{Cancel, Event};
 use crate::error::{CheckpointError, Error, Result};
 use crate::graph::Graph;
 use crate::memory::budget;
@@ -79,6 +81,7 @@ pub struct Pipeline {
     scheduler: Scheduler,
     models: Models,
     vae: VaeRunner,
+    vae_options: VaeOptions,
     sessions: Vec<(Task, Session)>,
 }
 
@@ -212,6 +215,7 @@ impl Pipeline {
         Ok(Self {
             models,
             vae,
+            vae_options: VaeOptions::default(),
             device,
             dtype,
             policy,
@@ -219,6 +223,17 @@ impl Pipeline {
             scheduler: parts.scheduler,
             sessions: Vec::new(),
         })
+    }
+
+    /// Sets how the autoencoder runs.
+    pub fn with_vae_options(mut self, options: VaeOptions) -> Self {
+        self.vae_options = options;
+        self
+    }
+
+    /// The autoencoder.
+    pub fn vae(&self) -> &VaeRunner {
+        &self.vae
     }
 
     /// The models and their sizes.
@@ -274,7 +289,14 @@ impl Pipeline {
     pub fn check_room(&self, tasks: &[Task]) -> Result<()> {
         let mut wanted = 0;
         for task in tasks.iter().filter(|task| self.sessions().all(|(t, _)| t != **task)) {
-            wanted += self.plan(*task)?.cpu_bytes().total();
+            // The autoencoder makes do with tiles, and has looked for room by itself.
+            let tiled = match task.of_vae() {
+                Some(task) => matches!(self.vae.route(task, &self.vae_options)?, Route::Tiled(..)),
+                None => false,
+            };
+            if !tiled {
+                wanted += self.plan(*task)?.cpu_bytes().total();
+            }
         }
         match self.device {
             Device::Gpu(_) => Ok(()),
@@ -306,6 +328,15 @@ impl Pipeline {
         self.sessions.push(entry);
         let last = self.sessions.len() - 1;
         Ok(&mut self.sessions[last].1)
+    }
+
+    /// Makes a size of picture ready to be decoded, as a whole or in tiles; `on` hears why it is tiles.
+    ///
+    /// # Errors
+    /// If not even tiles fit.
+    pub async fn prepare_decode(&mut self, [height, width]: [usize; 2], on: &mut dyn FnMut(Event)) -> Result<()> {
+        let task = VaeTask::Decode { height, width };
+        self.vae.ready(task, &self.vae_options, on).await
     }
 
     /// Frees every session and the weights that only they held.
@@ -385,7 +416,15 @@ impl Pipeline {
     /// # Errors
     /// If the device fails or the picture is not finite.
     pub async fn decode(&mut self, latent: &Tensor) -> Result<Tensor> {
-        self.vae.decode(latent).await
+        self.decode_with(latent, &mut |_| (), &Cancel::new()).await
+    }
+
+    /// As [`Pipeline::decode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`Pipeline::decode`], or if it was cancelled.
+    pub async fn decode_with(&mut self, latent: &Tensor, on: &mut dyn FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
+        self.vae.decode(latent, &self.vae_options, on, cancel).await
     }
 
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, scaled as the transformer takes it.
@@ -393,7 +432,20 @@ impl Pipeline {
     /// # Errors
     /// If the device fails or the latent is not finite.
     pub async fn encode(&mut self, picture: &Tensor) -> Result<Tensor> {
-        self.vae.encode(picture).await
+        self.encode_with(picture, &mut |_| (), &Cancel::new()).await
+    }
+
+    /// As [`Pipeline::encode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`Pipeline::encode`], or if it was cancelled.
+    pub async fn encode_with(
+        &mut self,
+        picture: &Tensor,
+        on: &mut dyn FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Tensor> {
+        self.vae.encode(picture, &self.vae_options, on, cancel).await
     }
 
     /// Refuses a result with a NaN or infinity. `stage` names where it came from.

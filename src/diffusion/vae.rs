@@ -1,31 +1,24 @@
 //! An autoencoder on a device: the one place where latents become pictures and pictures latents.
 
-use crate::backend::{Device, Session};
+use super::tiled::{Half, Ran, Route, Schedule, TileOptions, route};
+use crate::backend::{Device, Kept, Session};
 use crate::checkpoint::Weights;
+use crate::engine::{Cancel, Event};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::models::Vae;
+use crate::models::{Side, Vae};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
 
 /// How an autoencoder runs. The default decides everything by itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VaeOptions {
-    /// Tiles, even where the whole picture would fit.
+    /// Tiles, even where the whole picture would fit. Without it, tiles are taken where it would not: the largest that do.
     pub tile: Option<TileOptions>,
     /// Storage of activations.
     pub dtype: VaeDType,
-    /// Most bytes that may be taken on the device.
+    /// Most bytes that may be taken on the device, weights included.
     pub max_memory: Option<u64>,
-}
-
-/// Tiles of a picture, in pixels of the picture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TileOptions {
-    /// Side of a tile.
-    pub size: u32,
-    /// What neighbours share at least; enough for the model where it is left out.
-    pub overlap: Option<u32>,
 }
 
 /// Storage of an autoencoder's activations.
@@ -60,6 +53,20 @@ pub enum VaeTask {
 }
 
 impl VaeTask {
+    fn side(self) -> Side {
+        match self {
+            Self::Decode { .. } => Side::Decoder,
+            Self::Encode { .. } => Side::Encoder,
+        }
+    }
+
+    /// Rows and columns of the latent.
+    fn size(self) -> [usize; 2] {
+        match self {
+            Self::Decode { height, width } | Self::Encode { height, width } => [height, width],
+        }
+    }
+
     /// The graph of the task, with activations stored as `dtype`.
     ///
     /// # Errors
@@ -97,6 +104,19 @@ pub struct VaeRunner {
     dtype: DType,
     policy: Policy,
     sessions: Vec<(VaeTask, Session)>,
+    tiled: Vec<Tiled>,
+}
+
+/// A task that runs in tiles.
+#[derive(Debug)]
+struct Tiled {
+    task: VaeTask,
+    options: VaeOptions,
+    schedule: Schedule,
+    // Its largest session takes the room that all of them need, one after the other.
+    reserved: Option<Session>,
+    kept: Vec<Kept>,
+    ran: Option<Ran>,
 }
 
 impl VaeRunner {
@@ -109,6 +129,7 @@ impl VaeRunner {
             dtype,
             policy,
             sessions: Vec::new(),
+            tiled: Vec::new(),
         }
     }
 
@@ -168,13 +189,86 @@ impl VaeRunner {
     /// Frees every session and the weights that only they held.
     pub fn release(&mut self) {
         self.sessions.clear();
+        self.tiled.clear();
+    }
+
+    /// What ran in tiles: bytes and ways.
+    pub fn tiled(&self) -> impl Iterator<Item = &Ran> {
+        self.tiled.iter().filter_map(|tiled| tiled.ran.as_ref())
+    }
+
+    /// Decides whether a task runs as a whole or in tiles, and takes the room that it needs. `on` hears why it runs in tiles, the
+    /// first time.
+    ///
+    /// # Errors
+    /// If not even tiles fit, or what was asked for makes no sense.
+    pub async fn ready(&mut self, task: VaeTask, options: &VaeOptions, on: &mut dyn FnMut(Event)) -> Result<()> {
+        if self.find(task, options).is_some() {
+            return Ok(());
+        }
+        match self.route(task, options)? {
+            Route::Whole => {
+                self.prepare(task).await?;
+            }
+            Route::Tiled(schedule, note) => {
+                on(Event::Note(note));
+                let reserved = schedule
+                    .reserve(self.half(task.side()), (&self.device, &self.policy))
+                    .await?;
+                if self.tiled.len() >= KEPT {
+                    self.tiled.remove(0);
+                }
+                self.tiled.push(Tiled {
+                    task,
+                    options: options.clone(),
+                    schedule,
+                    kept: vec![reserved.keep_weights()],
+                    reserved: Some(reserved),
+                    ran: None,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// How a task would run: nothing is allocated.
+    ///
+    /// # Errors
+    /// As [`VaeRunner::ready`].
+    pub fn route(&self, task: VaeTask, options: &VaeOptions) -> Result<Route> {
+        route(
+            self.half(task.side()),
+            task.size(),
+            self.dtype,
+            (&self.device, &self.policy),
+            options.tile,
+            options.max_memory,
+        )
+    }
+
+    fn half(&self, side: Side) -> Half<'_> {
+        Half {
+            vae: &self.vae,
+            weights: &self.weights,
+            side,
+        }
+    }
+
+    fn find(&self, task: VaeTask, options: &VaeOptions) -> Option<usize> {
+        self.tiled.iter().position(|t| t.task == task && t.options == *options)
     }
 
     /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`, nominally in 0..=1 but not clamped.
     ///
     /// # Errors
-    /// If the latent has another shape, the device fails or the picture is not finite.
-    pub async fn decode(&mut self, latent: &Tensor) -> Result<Tensor> {
+    /// If the latent has another shape, it does not fit, the device fails, the picture is not finite, or it was cancelled.
+    pub async fn decode(
+        &mut self,
+        latent: &Tensor,
+        options: &VaeOptions,
+        on: &mut dyn FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Tensor> {
         let channels = self.vae.latent_channels();
         let &[1, c, height, width] = &latent.ty.shape[..] else {
             return Err(misshapen("latent", channels, latent));
@@ -183,7 +277,7 @@ impl VaeRunner {
             return Err(misshapen("latent", channels, latent));
         }
         let task = VaeTask::Decode { height, width };
-        let picture = self.run(task, &[("latent", latent)]).await?;
+        let picture = self.run(task, latent, options, on, cancel).await?;
         check_finite(&picture, &self.device, self.dtype, || "picture".into())?;
         Ok(picture)
     }
@@ -191,8 +285,14 @@ impl VaeRunner {
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it.
     ///
     /// # Errors
-    /// If the picture has another shape, the device fails or the latent is not finite.
-    pub async fn encode(&mut self, picture: &Tensor) -> Result<Tensor> {
+    /// If the picture has another shape, it does not fit, the device fails, the latent is not finite, or it was cancelled.
+    pub async fn encode(
+        &mut self,
+        picture: &Tensor,
+        options: &VaeOptions,
+        on: &mut dyn FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Tensor> {
         let (channels, factor) = (self.vae.image_channels(), self.vae.factor());
         let &[1, c, height, width] = &picture.ty.shape[..] else {
             return Err(misshapen("picture", channels, picture));
@@ -204,17 +304,50 @@ impl VaeRunner {
             height: height / factor,
             width: width / factor,
         };
-        let latent = self.run(task, &[("picture", picture)]).await?;
+        let latent = self.run(task, picture, options, on, cancel).await?;
         check_finite(&latent, &self.device, self.dtype, || "latent of the picture".into())?;
         Ok(latent)
     }
 
-    async fn run(&mut self, task: VaeTask, inputs: &[(&str, &Tensor)]) -> Result<Tensor> {
-        let outputs = self.prepare(task).await?.run(inputs).await?;
-        outputs
-            .into_iter()
-            .next()
-            .ok_or_else(|| Error::Request(format!("{task:?} has no result")))
+    async fn run(
+        &mut self,
+        task: VaeTask,
+        input: &Tensor,
+        options: &VaeOptions,
+        on: &mut dyn FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Tensor> {
+        self.ready(task, options, on).await?;
+        let Some(index) = self.find(task, options) else {
+            let name = match task {
+                VaeTask::Decode { .. } => "latent",
+                VaeTask::Encode { .. } => "picture",
+            };
+            let outputs = self.prepare(task).await?.run(&[(name, input)]).await?;
+            let first = outputs.into_iter().next();
+            return first.ok_or_else(|| Error::Request(format!("{task:?} has no result")));
+        };
+        let mut tiled = self.tiled.remove(index);
+        // The room that it has kept is for the sessions that follow.
+        tiled.reserved = None;
+        let of = tiled.schedule.runs() as u32;
+        let (result, ran) = tiled
+            .schedule
+            .run(
+                self.half(task.side()),
+                (&self.device, &self.policy),
+                &mut tiled.kept,
+                input,
+                |done| on(Event::Tile { done: done as u32, of }),
+                || match cancel.is_cancelled() {
+                    true => Err(Error::Cancelled),
+                    false => Ok(()),
+                },
+            )
+            .await?;
+        tiled.ran = Some(ran);
+        self.tiled.push(tiled);
+        Ok(result)
     }
 }
 

@@ -60,7 +60,7 @@ impl Engine {
         let policy = Policy {
             forced: options.kernels.clone(),
         };
-        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?;
+        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
             pipeline,
@@ -110,7 +110,7 @@ impl Engine {
         // room after the last one.
         on(Event::Stage(Stage::Prepare));
         self.pipeline.check_room(&self.tasks(request, &settings)?)?;
-        self.pipeline.prepare(Task::Decode { height, width }).await?;
+        self.pipeline.prepare_decode([height, width], &mut on).await?;
         proceed(cancel)?;
         on(Event::Stage(Stage::Text));
         let positive = self.caption(&request.prompt, &mut on).await?;
@@ -126,7 +126,8 @@ impl Engine {
         let start = match &request.init_image {
             Some(image) => {
                 on(Event::Stage(Stage::Encode));
-                Some(self.encode(&image.resize(settings.width, settings.height)).await?)
+                let image = image.resize(settings.width, settings.height);
+                Some(self.encode_with(&image, &mut on, cancel).await?)
             }
             None => None,
         };
@@ -162,7 +163,7 @@ impl Engine {
             on(Event::Stage(Stage::Decode));
             let latent = Tensor::new([1, channels, height, width], latent.data);
             pictures.push(Picture {
-                image: self.decode(&latent).await?,
+                image: self.decode_with(&latent, &mut on, cancel).await?,
                 seed,
                 settings: self.describe_run(request, &settings, seed),
                 latent,
@@ -190,6 +191,14 @@ impl Engine {
     /// # Errors
     /// If the latent is no such tensor, the device fails, or the picture is not finite.
     pub async fn decode(&mut self, latent: &Tensor) -> Result<Image> {
+        self.decode_with(latent, |_| (), &Cancel::new()).await
+    }
+
+    /// As [`Engine::decode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`], or if it was cancelled.
+    pub async fn decode_with(&mut self, latent: &Tensor, mut on: impl FnMut(Event), cancel: &Cancel) -> Result<Image> {
         let channels = self.pipeline.models().vae.0.latent_channels();
         if latent.ty.shape.len() != 4 || latent.ty.shape[..2] != [1, channels] {
             return Err(Error::Request(format!(
@@ -200,7 +209,7 @@ impl Engine {
         let (factor, _) = self.pipeline.factors();
         let pixels = |extent: usize| u32::try_from(extent.saturating_mul(factor)).unwrap_or(u32::MAX);
         check_size(pixels(latent.ty.shape[3]), pixels(latent.ty.shape[2]), 1)?;
-        let mut picture = self.pipeline.decode(latent).await?;
+        let mut picture = self.pipeline.decode_with(latent, &mut on, cancel).await?;
         picture.data.iter_mut().for_each(|v| *v = v.clamp(0.0, 1.0));
         Image::from_tensor(&picture)
     }
@@ -210,9 +219,17 @@ impl Engine {
     /// # Errors
     /// If the size is no multiple of the VAE's factor, the device fails, or the latent is not finite.
     pub async fn encode(&mut self, image: &Image) -> Result<Tensor> {
+        self.encode_with(image, |_| (), &Cancel::new()).await
+    }
+
+    /// As [`Engine::encode`]. `on` hears of tiles; `cancel` stops it within one of them.
+    ///
+    /// # Errors
+    /// As [`Engine::encode`], or if it was cancelled.
+    pub async fn encode_with(&mut self, image: &Image, mut on: impl FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
         let (factor, _) = self.pipeline.factors();
         check_size(image.width(), image.height(), factor)?;
-        self.pipeline.encode(&image.to_tensor()).await
+        self.pipeline.encode_with(&image.to_tensor(), &mut on, cancel).await
     }
 
     /// Name of the model.
@@ -240,10 +257,12 @@ impl Engine {
         self.pipeline
             .sessions()
             .flat_map(|(_, session)| session.plan().choices.clone())
+            .chain(self.pipeline.vae().tiled().flat_map(|ran| ran.choices.clone()))
             .collect()
     }
 
-    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once.
+    /// Bytes of the sessions that are ready: as planned, and as allocated. Weights that sessions share count once. Of what ran
+    /// in tiles the largest session counts.
     pub fn bytes(&self) -> (Bytes, Bytes) {
         let (mut planned, mut allocated) = (Bytes::default(), Bytes::default());
         let mut seen = BTreeSet::new();
@@ -257,6 +276,10 @@ impl Engine {
             }
             planned = planned.plus(plan);
             allocated = allocated.plus(real);
+        }
+        for ran in self.pipeline.vae().tiled() {
+            planned = planned.plus(ran.bytes.0);
+            allocated = allocated.plus(ran.bytes.1);
         }
         (planned, allocated)
     }

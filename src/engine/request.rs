@@ -1,6 +1,7 @@
 use crate::backend::Device;
 use crate::cpu::Cpu;
 use crate::diffusion::noise::Rng;
+use crate::diffusion::vae::VaeOptions;
 use crate::error::{GpuError, Result};
 use crate::gpu::{AdapterChoice, Gpu, Limits};
 use crate::media::Image;
@@ -71,6 +72,8 @@ pub struct Options {
     pub kernels: Vec<(String, String)>,
     /// Limits to open a GPU with, below its own, for diagnosis.
     pub limits: Limits,
+    /// How the autoencoder runs.
+    pub vae: VaeOptions,
 }
 
 /// A picture to make. What is `None` is the model's own default.
@@ -221,6 +224,13 @@ pub enum Event {
         of_pictures: u32,
         /// The latent `[c, h, w]` after the step, for previews.
         latent: Tensor,
+    },
+    /// A tile of the picture has run through a part of the autoencoder.
+    Tile {
+        /// Runs done, from 1.
+        done: u32,
+        /// Runs in all; the last event has them all done.
+        of: u32,
     },
     /// Something the user should know.
     Note(String),

@@ -278,6 +278,11 @@ impl GpuSession {
         }
     }
 
+    /// As [`Session::keep_weights`](crate::backend::Session).
+    pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Vec<wgpu::Buffer>>>> {
+        self.weights.clone()
+    }
+
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
         let planned = self.plan.weights.iter().map(|w| w.ty.byte_len() as u64);

@@ -2,6 +2,7 @@
 
 use super::blocks::{activation, affine, channels, conv, conv1, conv3, group_norm, linear_bias, merge, result};
 use super::config::{Json, count};
+use super::{Part, Side};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
@@ -301,30 +302,11 @@ fn statistics(w: &Weights, cfg: &Config, packing: &Packing) -> Result<(Vec<f64>,
 /// If a tensor is missing or has another shape, or the file has no decoder.
 pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Result<Value> {
     let half = half(w, "decoder", &cfg.decoder)?;
-    let mut x = activation(g, latent)?;
-    if half.quant {
-        x = conv1(g, &w.at("post_quant_conv"), x, cfg.latent_channels, Epilogue::default())?;
-        g.tap("post_quant_conv", x);
+    let mut x = latent;
+    for step in half.decoder_steps() {
+        x = decoder_step(g, w, cfg, half, step, x)?;
     }
-    let w = w.at("decoder");
-    let coarse = half.channels.last().copied().unwrap_or(0);
-    x = conv3(g, &w.at("conv_in"), x, coarse, Epilogue::default())?;
-    g.tap("decoder.conv_in", x);
-    x = middle(g, &w.at("mid_block"), cfg, half, x)?;
-    for (i, &channels) in half.channels.iter().rev().enumerate() {
-        let level = w.at("up_blocks").at(i);
-        for j in 0..half.blocks {
-            x = resnet(g, &level.at("resnets").at(j), cfg, x, channels)?;
-        }
-        if i + 1 < half.channels.len() {
-            x = g.upsample_nearest(x, 2)?;
-            x = conv3(g, &level.at("upsamplers.0.conv"), x, channels, Epilogue::default())?;
-        }
-        g.tap(level.path(), x);
-    }
-    x = group_norm(g, &w.at("conv_norm_out"), x, cfg.groups, Act::Silu)?;
-    x = conv3(g, &w.at("conv_out"), x, cfg.image_channels, Epilogue::default())?;
-    Ok(result(g, x)?)
+    Ok(x)
 }
 
 /// A picture `[1, 3, f h, f w]` in -1..1 to mean and logarithm of the variance of its latent, `[1, c, h, w]` each, not scaled;
@@ -334,40 +316,223 @@ pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Resul
 /// If a tensor is missing or has another shape, or the file has no encoder.
 pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, image: Value) -> Result<(Value, Value)> {
     let half = half(w, "encoder", &cfg.encoder)?;
-    let root = w;
-    let w = w.at("encoder");
-    let mut x = activation(g, image)?;
-    let fine = half.channels.first().copied().unwrap_or(0);
-    x = conv3(g, &w.at("conv_in"), x, fine, Epilogue::default())?;
-    g.tap("encoder.conv_in", x);
-    for (i, &channels) in half.channels.iter().enumerate() {
-        let level = w.at("down_blocks").at(i);
-        for j in 0..half.blocks {
-            x = resnet(g, &level.at("resnets").at(j), cfg, x, channels)?;
+    let mut x = image;
+    for step in half.encoder_steps() {
+        x = encoder_step(g, w, cfg, half, step, x)?;
+    }
+    let mean = g.slice(x, 1, 0, cfg.latent_channels)?;
+    let logvar = g.slice(x, 1, cfg.latent_channels, cfg.latent_channels)?;
+    Ok((mean, logvar))
+}
+
+/// A step of one half. Levels count from the side where the half begins.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// All that runs at the size of the latent.
+    Coarse,
+    /// To the resolution of this level of the decoder.
+    Up(usize),
+    /// From the resolution of this level of the encoder to the next.
+    Down(usize),
+    /// Block of a level.
+    Resnet(usize, usize),
+    /// The convolution next to the picture.
+    Picture,
+}
+
+impl Half {
+    fn decoder_steps(&self) -> Vec<Step> {
+        let mut steps = vec![Step::Coarse];
+        for level in 1..self.channels.len() {
+            steps.push(Step::Up(level));
+            steps.extend((0..self.blocks).map(|block| Step::Resnet(level, block)));
         }
-        if i + 1 < half.channels.len() {
+        steps.push(Step::Picture);
+        steps
+    }
+
+    fn encoder_steps(&self) -> Vec<Step> {
+        let mut steps = vec![Step::Picture];
+        for level in 0..self.channels.len() - 1 {
+            steps.extend((0..self.blocks).map(|block| Step::Resnet(level, block)));
+            steps.push(Step::Down(level));
+        }
+        steps.push(Step::Coarse);
+        steps
+    }
+
+    /// What tiling must know of a step; `scale` is that of a level in pixels per latent pixel.
+    fn part(&self, step: Step, side: Side) -> Part {
+        let last = self.channels.len() - 1;
+        let scale = |level: usize| match side {
+            Side::Decoder => 1 << level,
+            Side::Encoder => 1 << (last - level),
+        };
+        let part = |input, output, reach, whole| Part {
+            input,
+            output,
+            reach,
+            whole,
+        };
+        match step {
+            Step::Coarse => part(1, 1, 0, true),
+            Step::Up(level) => part(scale(level - 1), scale(level), 1, false),
+            Step::Down(level) => part(scale(level), scale(level + 1), 2, false),
+            Step::Resnet(level, _) => part(scale(level), scale(level), 2, false),
+            Step::Picture => part(1 << last, 1 << last, 1, false),
+        }
+    }
+}
+
+impl Config {
+    /// The parts of one half, in order: see [`Vae::parts`](super::Vae::parts).
+    pub(super) fn parts(&self, side: Side) -> Vec<Part> {
+        let (half, steps): (_, fn(&Half) -> Vec<Step>) = match side {
+            Side::Encoder => (&self.encoder, Half::encoder_steps),
+            Side::Decoder => (&self.decoder, Half::decoder_steps),
+        };
+        let Some(half) = half else { return Vec::new() };
+        let pack = if self.packing.is_some() { Packing::PATCH } else { 1 };
+        let part = |step| {
+            let part = half.part(step, side);
+            let [input, output] = match (step, side) {
+                (Step::Coarse, Side::Decoder) => [1, pack],
+                (Step::Coarse, Side::Encoder) => [pack, 1],
+                _ => [part.input * pack, part.output * pack],
+            };
+            Part { input, output, ..part }
+        };
+        steps(half).into_iter().map(part).collect()
+    }
+
+    /// One of [`Config::parts`].
+    pub(super) fn part(&self, g: &mut Graph, w: &Weights, side: Side, index: usize, x: Value) -> Result<Value> {
+        let mut x = x;
+        match side {
+            Side::Decoder => {
+                let half = half(w, "decoder", &self.decoder)?;
+                let steps = half.decoder_steps();
+                if index == 0 {
+                    x = unscale(g, w, self, x)?;
+                }
+                x = decoder_step(g, w, self, half, steps[index], x)?;
+                if index + 1 == steps.len() {
+                    // From -1..1 as diffusers' image processor.
+                    x = g.scale(x, 0.5, 0.5)?;
+                }
+            }
+            Side::Encoder => {
+                let half = half(w, "encoder", &self.encoder)?;
+                let steps = half.encoder_steps();
+                if index == 0 {
+                    x = g.scale(x, 2.0, -1.0)?;
+                }
+                x = encoder_step(g, w, self, half, steps[index], x)?;
+                if index + 1 == steps.len() {
+                    x = g.slice(x, 1, 0, self.latent_channels)?;
+                    x = rescale(g, w, self, x)?;
+                }
+            }
+        }
+        Ok(x)
+    }
+}
+
+fn decoder_step(g: &mut Graph, root: &Weights, cfg: &Config, half: &Half, step: Step, x: Value) -> Result<Value> {
+    let w = root.at("decoder");
+    // The widest level comes first.
+    let channels: Vec<_> = half.channels.iter().rev().copied().collect();
+    let last = channels.len() - 1;
+    let level = |i: usize| w.at("up_blocks").at(i);
+    match step {
+        Step::Coarse => {
+            let mut x = activation(g, x)?;
+            if half.quant {
+                let w = root.at("post_quant_conv");
+                x = conv1(g, &w, x, cfg.latent_channels, Epilogue::default())?;
+                g.tap("post_quant_conv", x);
+            }
+            x = conv3(g, &w.at("conv_in"), x, channels[0], Epilogue::default())?;
+            g.tap("decoder.conv_in", x);
+            x = middle(g, &w.at("mid_block"), cfg, half, x)?;
+            for block in 0..half.blocks {
+                x = resnet(g, &level(0).at("resnets").at(block), cfg, x, channels[0])?;
+            }
+            if last == 0 {
+                g.tap(level(0).path(), x);
+            }
+            Ok(x)
+        }
+        Step::Up(i) => {
+            let level = level(i - 1);
+            let x = g.upsample_nearest(x, 2)?;
+            let x = conv3(
+                g,
+                &level.at("upsamplers.0.conv"),
+                x,
+                channels[i - 1],
+                Epilogue::default(),
+            )?;
+            g.tap(level.path(), x);
+            Ok(x)
+        }
+        Step::Resnet(i, block) => {
+            let level = level(i);
+            let x = resnet(g, &level.at("resnets").at(block), cfg, x, channels[i])?;
+            if i == last && block + 1 == half.blocks {
+                g.tap(level.path(), x);
+            }
+            Ok(x)
+        }
+        Step::Picture | Step::Down(_) => {
+            let x = group_norm(g, &w.at("conv_norm_out"), x, cfg.groups, Act::Silu)?;
+            let x = conv3(g, &w.at("conv_out"), x, cfg.image_channels, Epilogue::default())?;
+            Ok(result(g, x)?)
+        }
+    }
+}
+
+/// Gives the moments, mean and logarithm of the variance on one axis, in the end.
+fn encoder_step(g: &mut Graph, root: &Weights, cfg: &Config, half: &Half, step: Step, x: Value) -> Result<Value> {
+    let w = root.at("encoder");
+    let last = half.channels.len() - 1;
+    let level = |i: usize| w.at("down_blocks").at(i);
+    match step {
+        Step::Picture | Step::Up(_) => {
+            let x = activation(g, x)?;
+            let x = conv3(g, &w.at("conv_in"), x, half.channels[0], Epilogue::default())?;
+            g.tap("encoder.conv_in", x);
+            Ok(x)
+        }
+        Step::Resnet(i, block) => resnet(g, &level(i).at("resnets").at(block), cfg, x, half.channels[i]),
+        Step::Down(i) => {
             // The missing row and column are added at the end only.
             let halve = Conv2d {
                 stride: [2, 2],
                 padding: [0, 0, 1, 1],
             };
-            let conv_w = level.at("downsamplers.0.conv");
-            x = conv(g, &conv_w, x, (channels, 3), halve, Epilogue::default())?;
+            let w = level(i).at("downsamplers.0.conv");
+            let x = conv(g, &w, x, (half.channels[i], 3), halve, Epilogue::default())?;
+            g.tap(level(i).path(), x);
+            Ok(x)
         }
-        g.tap(level.path(), x);
+        Step::Coarse => {
+            let mut x = x;
+            for block in 0..half.blocks {
+                x = resnet(g, &level(last).at("resnets").at(block), cfg, x, half.channels[last])?;
+            }
+            g.tap(level(last).path(), x);
+            x = middle(g, &w.at("mid_block"), cfg, half, x)?;
+            x = group_norm(g, &w.at("conv_norm_out"), x, cfg.groups, Act::Silu)?;
+            let moments = 2 * cfg.latent_channels;
+            x = conv3(g, &w.at("conv_out"), x, moments, Epilogue::default())?;
+            g.tap("encoder.conv_out", x);
+            if half.quant {
+                x = conv1(g, &root.at("quant_conv"), x, moments, Epilogue::default())?;
+            }
+            Ok(result(g, x)?)
+        }
     }
-    x = middle(g, &w.at("mid_block"), cfg, half, x)?;
-    x = group_norm(g, &w.at("conv_norm_out"), x, cfg.groups, Act::Silu)?;
-    let moments = 2 * cfg.latent_channels;
-    x = conv3(g, &w.at("conv_out"), x, moments, Epilogue::default())?;
-    g.tap("encoder.conv_out", x);
-    if half.quant {
-        x = conv1(g, &root.at("quant_conv"), x, moments, Epilogue::default())?;
-    }
-    x = result(g, x)?;
-    let mean = g.slice(x, 1, 0, cfg.latent_channels)?;
-    let logvar = g.slice(x, 1, cfg.latent_channels, cfg.latent_channels)?;
-    Ok((mean, logvar))
 }
 
 fn half<'a>(w: &Weights, side: &str, half: &'a Option<Half>) -> Result<&'a Half, CheckpointError> {

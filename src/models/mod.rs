@@ -5,11 +5,13 @@
 pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
+mod parts;
 pub mod qwen3;
 pub mod tiny_autoencoder;
 mod vae;
 pub mod z_image;
 
+pub use parts::{Part, Side, TileNorms};
 pub use vae::Vae;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};

@@ -3,12 +3,14 @@
 
 use super::blocks::{activation, channels, conv3, result};
 use super::config::Json;
+use super::{Part, Side};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
 use crate::ops::{Act, Conv2d, Epilogue, Unary};
 use serde_json::Value as JsonValue;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// What stands at one place of a half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,56 +146,114 @@ fn stages(half: &Half) -> Vec<usize> {
         .collect()
 }
 
-/// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]` around 0..=1; both `f32`.
-///
-/// # Errors
-/// If a tensor is missing or has another shape, or the file has no decoder.
-pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Result<Value> {
-    // Latents are held within this magnitude, softly.
-    const MAGNITUDE: f32 = 3.0;
-    let half = half(w, "decoder", &cfg.decoder)?;
-    let x = g.scale(latent, (cfg.scaling * MAGNITUDE).recip(), cfg.shift / MAGNITUDE)?;
-    let x = activation(g, x)?;
-    let x = g.unary(x, Unary::Tanh)?;
-    let mut x = g.scale(x, MAGNITUDE, 0.0)?;
-    let last = half.last().map_or(0, |(i, ..)| *i);
-    for &(i, layer, out) in half {
-        let w = w.at("decoder.layers").at(i);
-        x = match layer {
-            Layer::Conv if i == last => conv3(g, &w, x, out, Epilogue::default())?,
-            Layer::Conv => conv3(g, &w, x, out, Epilogue::default().act(Act::Relu))?,
-            Layer::Resize => {
-                let x = g.upsample_nearest(x, 2)?;
-                bare_conv(g, &w, x, out, 1)?
-            }
-            Layer::Block | Layer::PoolBlock => block(g, &w, layer, x, out)?,
+impl Config {
+    /// The parts of one half, in order: see [`Vae::parts`](super::Vae::parts).
+    pub(super) fn parts(&self, side: Side) -> Vec<Part> {
+        let half = match side {
+            Side::Encoder => &self.encoder,
+            Side::Decoder => &self.decoder,
         };
-        g.tap(w.path(), x);
+        let Some(half) = half else { return Vec::new() };
+        let levels = stages(half).len() - 1;
+        let mut resizes = 0;
+        let part = |range: Range<usize>| {
+            let layers = &half[range];
+            let scale = |resizes: usize| match side {
+                Side::Decoder => 1 << resizes,
+                Side::Encoder => 1 << (levels - resizes),
+            };
+            let input = scale(resizes);
+            resizes += layers.iter().filter(|(_, layer, _)| *layer == Layer::Resize).count();
+            let output = scale(resizes);
+            let reach = layers.iter().map(|(_, layer, _)| match layer {
+                Layer::Conv | Layer::Resize => 1,
+                Layer::Block | Layer::PoolBlock => 3,
+            });
+            Part {
+                input,
+                output,
+                reach: reach.sum(),
+                whole: (input, output) == (1, 1),
+            }
+        };
+        split(half, side).into_iter().map(part).collect()
     }
-    Ok(result(g, x)?)
+
+    /// One of [`Config::parts`].
+    pub(super) fn part(&self, g: &mut Graph, w: &Weights, side: Side, index: usize, x: Value) -> Result<Value> {
+        // Latents are held within this magnitude, softly.
+        const MAGNITUDE: f32 = 3.0;
+        let half = match side {
+            Side::Decoder => half(w, "decoder", &self.decoder)?,
+            Side::Encoder => half(w, "encoder", &self.encoder)?,
+        };
+        let range = split(half, side)[index].clone();
+        let [first, last] = [range.start == 0, range.end == half.len()];
+        let mut x = x;
+        match side {
+            Side::Decoder if first => {
+                x = g.scale(x, (self.scaling * MAGNITUDE).recip(), self.shift / MAGNITUDE)?;
+                x = activation(g, x)?;
+                x = g.unary(x, Unary::Tanh)?;
+                x = g.scale(x, MAGNITUDE, 0.0)?;
+            }
+            Side::Encoder if first => x = activation(g, x)?,
+            _ => {}
+        }
+        for (at, &(i, layer, out)) in half.iter().enumerate().take(range.end).skip(range.start) {
+            x = layer_of(g, w, side, (i, layer, out), at + 1 == half.len(), x)?;
+        }
+        if last {
+            x = result(g, x)?;
+        }
+        if last && side == Side::Encoder && (self.scaling, self.shift) != (1.0, 0.0) {
+            x = g.scale(x, self.scaling, -self.shift * self.scaling)?;
+        }
+        Ok(x)
+    }
 }
 
-/// A picture `[1, 3, f h, f w]` in 0..=1 to its latent `[1, c, h, w]` as the transformer takes it; both `f32`.
-///
-/// # Errors
-/// If a tensor is missing or has another shape, or the file has no encoder.
-pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, picture: Value) -> Result<Value> {
-    let half = half(w, "encoder", &cfg.encoder)?;
-    let mut x = activation(g, picture)?;
-    for &(i, layer, out) in half {
-        let w = w.at("encoder.layers").at(i);
-        x = match layer {
-            Layer::Conv => conv3(g, &w, x, out, Epilogue::default())?,
-            Layer::Resize => bare_conv(g, &w, x, out, 2)?,
-            Layer::Block | Layer::PoolBlock => block(g, &w, layer, x, out)?,
+/// Where a half is cut: at its resolutions, and before norms. A change of resolution belongs to the finer side.
+fn split(half: &Half, side: Side) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for (at, (_, layer, _)) in half.iter().enumerate() {
+        let new = match side {
+            Side::Decoder => *layer == Layer::Resize,
+            Side::Encoder => at > 0 && half[at - 1].1 == Layer::Resize,
         };
-        g.tap(w.path(), x);
+        match ranges.last_mut().filter(|_| !new && *layer != Layer::PoolBlock) {
+            Some(range) => range.end = at + 1,
+            None => ranges.push(at..at + 1),
+        }
     }
-    let x = result(g, x)?;
-    if (cfg.scaling, cfg.shift) == (1.0, 0.0) {
-        return Ok(x);
+    ranges
+}
+
+fn layer_of(
+    g: &mut Graph,
+    w: &Weights,
+    side: Side,
+    (i, layer, out): (usize, Layer, usize),
+    last: bool,
+    x: Value,
+) -> Result<Value> {
+    let w = match side {
+        Side::Decoder => w.at("decoder.layers"),
+        Side::Encoder => w.at("encoder.layers"),
     }
-    Ok(g.scale(x, cfg.scaling, -cfg.shift * cfg.scaling)?)
+    .at(i);
+    let x = match (layer, side) {
+        (Layer::Conv, Side::Decoder) if !last => conv3(g, &w, x, out, Epilogue::default().act(Act::Relu))?,
+        (Layer::Conv, _) => conv3(g, &w, x, out, Epilogue::default())?,
+        (Layer::Resize, Side::Decoder) => {
+            let x = g.upsample_nearest(x, 2)?;
+            bare_conv(g, &w, x, out, 1)?
+        }
+        (Layer::Resize, Side::Encoder) => bare_conv(g, &w, x, out, 2)?,
+        (Layer::Block | Layer::PoolBlock, _) => block(g, &w, layer, x, out)?,
+    };
+    g.tap(w.path(), x);
+    Ok(x)
 }
 
 fn half<'a>(w: &Weights, side: &str, half: &'a Option<Half>) -> Result<&'a Half, CheckpointError> {

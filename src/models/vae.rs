@@ -1,6 +1,6 @@
 //! Every autoencoder under one face: a latent as the transformer has it to a picture in 0..=1, and back.
 
-use super::{Model, autoencoder_kl, tiny_autoencoder};
+use super::{Model, Part, Side, autoencoder_kl, tiny_autoencoder};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
@@ -79,21 +79,40 @@ impl Vae {
         }
     }
 
+    /// Channels of what goes into one half.
+    pub fn channels(&self, side: Side) -> usize {
+        match side {
+            Side::Encoder => self.image_channels(),
+            Side::Decoder => self.latent_channels(),
+        }
+    }
+
+    /// The parts that one half consists of, in order; none if the file lacks it.
+    pub fn parts(&self, side: Side) -> Vec<Part> {
+        match self {
+            Self::Kl(config) => config.parts(side),
+            Self::Tiny(config) => config.parts(side),
+        }
+    }
+
+    /// Part `index` of one half. The parts of [`Vae::parts`] one after the other are [`Vae::decoder`] or [`Vae::encoder`].
+    ///
+    /// # Errors
+    /// If a tensor is missing or has another shape, or the file lacks this half.
+    pub fn part(&self, g: &mut Graph, w: &Weights, side: Side, index: usize, x: Value) -> Result<Value> {
+        match self {
+            Self::Kl(config) => config.part(g, w, side, index, x),
+            Self::Tiny(config) => config.part(g, w, side, index, x),
+        }
+    }
+
     /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`; both `f32`. The picture is in 0..=1 once
     /// it is clamped, which is left to the host: a NaN must be seen first.
     ///
     /// # Errors
     /// If a tensor is missing or has another shape, or the file has no decoder.
     pub fn decoder(&self, g: &mut Graph, w: &Weights, latent: Value) -> Result<Value> {
-        match self {
-            Self::Kl(config) => {
-                let x = autoencoder_kl::unscale(g, w, config, latent)?;
-                let x = autoencoder_kl::decoder(g, w, config, x)?;
-                // From -1..1 as diffusers' image processor.
-                Ok(g.scale(x, 0.5, 0.5)?)
-            }
-            Self::Tiny(config) => tiny_autoencoder::decoder(g, w, config, latent),
-        }
+        self.whole(g, w, Side::Decoder, latent)
     }
 
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it; both `f32`.
@@ -101,13 +120,15 @@ impl Vae {
     /// # Errors
     /// If a tensor is missing or has another shape, or the file has no encoder.
     pub fn encoder(&self, g: &mut Graph, w: &Weights, picture: Value) -> Result<Value> {
-        match self {
-            Self::Kl(config) => {
-                let x = g.scale(picture, 2.0, -1.0)?;
-                let (mean, _) = autoencoder_kl::encoder(g, w, config, x)?;
-                autoencoder_kl::rescale(g, w, config, mean)
-            }
-            Self::Tiny(config) => tiny_autoencoder::encoder(g, w, config, picture),
+        self.whole(g, w, Side::Encoder, picture)
+    }
+
+    fn whole(&self, g: &mut Graph, w: &Weights, side: Side, x: Value) -> Result<Value> {
+        let mut x = x;
+        // The first part says what is wrong with a half that is not there.
+        for index in 0..self.parts(side).len().max(1) {
+            x = self.part(g, w, side, index, x)?;
         }
+        Ok(x)
     }
 }

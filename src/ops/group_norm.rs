@@ -14,7 +14,7 @@ use bytemuck::{Pod, Zeroable};
 
 /// Invocations of a workgroup and elements of each, whose product is a chunk, and whether each chunk lies in one channel.
 /// That saves a division and two loads for each element, so the sizes are chosen for it where they can be.
-fn chunking(plane: usize) -> (usize, usize, bool) {
+pub(super) fn chunking(plane: usize) -> (usize, usize, bool) {
     let sizes = [(256, 8..=32), (64, 4..=32)];
     let mut all = sizes
         .into_iter()
@@ -55,20 +55,20 @@ struct Params {
 }
 
 /// Sizes of a normalisation.
-struct Sizes {
+pub(super) struct Sizes {
     /// Groups of all pictures.
-    rows: usize,
+    pub(super) rows: usize,
     /// Channels of a group.
-    channels: usize,
+    pub(super) channels: usize,
     /// Elements of a channel.
-    plane: usize,
+    pub(super) plane: usize,
 }
 
-impl GroupNorm {
-    fn sizes(&self, shape: &[usize]) -> Sizes {
-        Sizes {
-            rows: shape[0] * self.groups,
-            channels: shape[1] / self.groups,
+impl Sizes {
+    pub(super) fn of(shape: &[usize], groups: usize) -> Self {
+        Self {
+            rows: shape[0] * groups,
+            channels: shape[1] / groups,
             plane: shape[2..].iter().product(),
         }
     }
@@ -76,7 +76,7 @@ impl GroupNorm {
 
 impl Graph {
     /// Normalises each of `groups` groups of the channels of `x`, `[n, c, ..]`; `weight` and `bias` are `f32` `[c]`, `act` is
-    /// none or SiLU. Same shape and type as `x`.
+    /// none or SiLU. Same shape and type as `x`. In a graph [for tiles](Graph::for_tiles), statistics may come from outside.
     ///
     /// # Errors
     /// If the groups do not divide the channels, a vector does not fit, or `x` is no activation.
@@ -89,7 +89,10 @@ impl Graph {
         eps: f32,
         act: Act,
     ) -> Result<Value, ShapeError> {
-        self.push(GroupNorm { groups, eps, act }, &[x, weight, bias])
+        match self.enter_norm(x, groups)? {
+            Some(stats) => self.group_norm_given(x, [weight, bias], stats, groups, eps, act),
+            None => self.push(GroupNorm { groups, eps, act }, &[x, weight, bias]),
+        }
     }
 }
 
@@ -124,7 +127,7 @@ impl Op for GroupNorm {
 
     fn ways(&self, inputs: &[TensorType], _: &TensorType, caps: &Caps) -> Vec<Way> {
         let x = &inputs[0];
-        let Sizes { rows, channels, plane } = self.sizes(&x.shape);
+        let Sizes { rows, channels, plane } = Sizes::of(&x.shape, self.groups);
         let length = channels * plane;
         let (wg, per, whole) = chunking(plane);
         let chunks = length.div_ceil(wg * per);
@@ -170,7 +173,7 @@ impl Op for GroupNorm {
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {
         let [x, weight, bias] = inputs else { return Vec::new() };
-        let Sizes { channels, plane, .. } = self.sizes(x.shape());
+        let Sizes { channels, plane, .. } = Sizes::of(x.shape(), self.groups);
         let length = channels * plane;
         let mut y = Vec::with_capacity(x.data.len());
         for (r, row) in x.data.chunks_exact(length.max(1)).enumerate() {
@@ -188,7 +191,7 @@ impl Op for GroupNorm {
 
     fn compute(&self, inputs: &[View<'_>], output: &mut [f32]) -> bool {
         let [x, weight, bias] = inputs else { return false };
-        let Sizes { channels, plane, .. } = self.sizes(x.shape());
+        let Sizes { channels, plane, .. } = Sizes::of(x.shape(), self.groups);
         let length = channels * plane;
         if length == 0 {
             return true;

@@ -16,6 +16,8 @@ mod epilogue;
 mod flat;
 mod gated_add;
 mod group_norm;
+mod group_norm_given;
+mod group_stats;
 mod layer_norm;
 pub(crate) mod math;
 mod matmul;
@@ -49,6 +51,8 @@ pub(crate) use epilogue::FusedValues;
 pub use epilogue::{Epilogue, Fused};
 pub use gated_add::GatedAdd;
 pub use group_norm::GroupNorm;
+pub use group_norm_given::GroupNormGiven;
+pub use group_stats::GroupStats;
 pub use layer_norm::LayerNorm;
 pub use matmul::Matmul;
 pub use modulate::Modulate;
@@ -75,6 +79,8 @@ pub const OPS: &[OpEntry] = &[
     OpEntry::of::<Embedding>("embedding"),
     OpEntry::of::<GatedAdd>("gated_add"),
     OpEntry::of::<GroupNorm>("group_norm"),
+    OpEntry::of::<GroupNormGiven>("group_norm_given"),
+    OpEntry::of::<GroupStats>("group_stats"),
     OpEntry::of::<LayerNorm>("layer_norm"),
     OpEntry::of::<Matmul>("matmul"),
     OpEntry::of::<Modulate>("modulate"),

@@ -4,6 +4,8 @@ use crate::Usage;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::diffusion::Rng;
+use rotile::diffusion::tiled::TileOptions;
+use rotile::diffusion::vae::VaeOptions;
 use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
 use rotile::gpu::Limits;
 use rotile::tensor::DType;
@@ -110,8 +112,54 @@ impl DeviceArgs {
                 max_buffer: self.max_buffer.map(bytes),
                 max_binding: self.max_binding.map(bytes),
             },
+            ..Options::default()
         }
     }
+}
+
+/// How the autoencoder runs.
+#[derive(Debug, Args)]
+pub(crate) struct VaeArgs {
+    /// Decode and encode in tiles of this side [default: the largest that fit, where the whole does not]
+    #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, value_parser = clap::value_parser!(u32).range(1..))]
+    tile: Option<u32>,
+    /// What neighbouring tiles share at least; never less than the model needs for tiles that come out as the whole would
+    #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, requires = "tile", default_value_t = 0)]
+    tile_overlap: u32,
+    /// Most memory of the device that decoding or encoding takes: 800MiB, 2GiB
+    #[arg(long, value_name = "SIZE", help_heading = AUTOENCODER, value_parser = memory)]
+    max_memory: Option<u64>,
+}
+
+const AUTOENCODER: &str = "Autoencoder";
+
+impl VaeArgs {
+    pub(crate) fn options(&self) -> VaeOptions {
+        VaeOptions {
+            tile: self.tile.map(|size| TileOptions {
+                size,
+                overlap: self.tile_overlap,
+            }),
+            max_memory: self.max_memory,
+            ..VaeOptions::default()
+        }
+    }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        _ => return Err("wanted a number with MiB or GiB".into()),
+    };
+    let bytes = number.parse().ok().and_then(|n: u64| n.checked_mul(1 << shift));
+    bytes
+        .filter(|&n| n > 0)
+        .ok_or_else(|| "wanted a number with MiB or GiB".into())
 }
 
 impl ModelArgs {
@@ -133,10 +181,15 @@ impl ModelArgs {
     }
 
     pub(crate) fn open(&self) -> Result<Engine> {
-        Ok(pollster::block_on(Engine::new(
-            self.source(None)?,
-            &self.device.options(),
-        ))?)
+        self.open_with(VaeOptions::default())
+    }
+
+    pub(crate) fn open_with(&self, vae: VaeOptions) -> Result<Engine> {
+        let options = Options {
+            vae,
+            ..self.device.options()
+        };
+        Ok(pollster::block_on(Engine::new(self.source(None)?, &options))?)
     }
 }
 
@@ -230,6 +283,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
     #[command(flatten)]
+    pub(crate) vae: VaeArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -252,6 +307,8 @@ pub(crate) struct DecodeArgs {
     #[arg(short, long, value_name = "FILE", default_value = "decoded.png")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
+    pub(crate) vae: VaeArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -269,6 +326,8 @@ pub(crate) struct EncodeArgs {
     /// Brings the picture to this height first
     #[arg(short = 'H', long, value_name = "PIXELS", requires = "width", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) height: Option<u32>,
+    #[command(flatten)]
+    pub(crate) vae: VaeArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

@@ -2,7 +2,7 @@
 
 use crate::args::EncodeArgs;
 use crate::progress::Progress;
-use crate::{Usage, latent, output};
+use crate::{Usage, cancel_on_signal, latent, output};
 use anyhow::Result;
 use rotile::media;
 use serde_json::json;
@@ -24,9 +24,11 @@ pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     if let (Some(width), Some(height)) = (args.width, args.height) {
         image = image.resize(width, height);
     }
-    let progress = Progress::new("encode");
-    let mut engine = args.model.open()?;
-    let latent = pollster::block_on(engine.encode(&image))?;
+    let cancel = cancel_on_signal()?;
+    let mut progress = Progress::new("encode");
+    let mut engine = args.model.open_with(args.vae.options())?;
+    let latent = pollster::block_on(engine.encode_with(&image, |event| progress.show(event), &cancel))?;
+    let notes = std::mem::take(&mut progress.notes);
     drop(progress);
     output::file(&args.out, &latent::to_bytes(&latent)?)?;
     if as_json {
@@ -34,6 +36,7 @@ pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
             "file": args.out.to_string_lossy(),
             "tensor": latent::NAME,
             "shape": latent.ty.shape.to_vec(),
+            "notes": notes,
         }));
     }
     output::line(args.out.display())

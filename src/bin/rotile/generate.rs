@@ -41,7 +41,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
     let cancel = cancel_on_signal()?;
     let mut progress = Progress::new("load");
     let start = Instant::now();
-    let mut engine = args.model.open()?;
+    let mut engine = args.model.open_with(args.vae.options())?;
     proceed(&cancel)?;
     let loaded = start.elapsed();
     let pictures = pollster::block_on(engine.generate(&request, |event| progress.show(event), &cancel))?;

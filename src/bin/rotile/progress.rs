@@ -40,6 +40,7 @@ impl Progress {
             } => {
                 self.count(of * of_pictures, (picture - 1) * of + step);
             }
+            Event::Tile { done, of } => self.count(of, done),
             Event::Note(text) => {
                 self.bar.suspend(|| eprintln!("note: {text}"));
                 self.notes.push(text);

@@ -1,0 +1,305 @@
+//! An autoencoder in tiles: which parts run in tiles of which size, what group norms are told of the rest of the picture, and
+//! the loop over the tiles.
+//!
+//! What runs at the size of the latent, attention above all, runs on all of it. The rest is cut into stages. Between two stages
+//! the activation of the whole picture lies in host memory, so that a tile overlaps its neighbours only by what its own stage
+//! sees. Within a stage, a norm needs the statistics of the whole picture: passes over the tiles collect them norm by norm,
+//! each with those of the norms before it as inputs, and the last pass gives the result. So tiles compute what the whole
+//! picture would, and nothing is left to hide by blending.
+
+mod moments;
+mod route;
+mod stage;
+
+pub use route::{Route, TileOptions, route};
+
+use crate::backend::{Device, Kept, Session};
+use crate::checkpoint::Weights;
+use crate::error::{Error, Result};
+use crate::models::{Part, Side, Vae};
+use crate::plan::{Bytes, Choice, Named, Plan, Policy};
+use crate::tensor::{DType, Tensor, TensorType};
+use crate::tiling::{Grid, crop};
+use moments::Moments;
+use stage::{Pass, PassRun, Stage};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+/// One half of an autoencoder with its weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Half<'a> {
+    /// The model.
+    pub vae: &'a Vae,
+    /// Its weights.
+    pub weights: &'a Weights,
+    /// Which half.
+    pub side: Side,
+}
+
+/// Where the activation of the whole picture lies in host memory: the more often, the less is computed, and the more memory it
+/// takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// After every part: half of the work is done twice.
+    Parts,
+    /// Where the resolution changes: most of the work is done three times or more.
+    Levels,
+    /// Nowhere: a tile runs through all parts, once for every norm.
+    Once,
+}
+
+impl Cut {
+    /// All of them, the quickest first.
+    pub const ALL: [Self; 3] = [Self::Parts, Self::Levels, Self::Once];
+}
+
+/// Tiles of one size, in latent pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiles {
+    /// Side of a tile.
+    pub size: usize,
+    /// What neighbours share at least; twice what a stage sees where that is more.
+    pub overlap: usize,
+    /// Where stages end.
+    pub cut: Cut,
+}
+
+/// How one half of an autoencoder runs on one size.
+#[derive(Debug)]
+pub struct Schedule {
+    dtype: DType,
+    size: [usize; 2],
+    stages: Vec<Stage>,
+}
+
+/// Bytes that a schedule takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// On the device: the weights, which stay, and the largest session.
+    pub device: u64,
+    /// In host memory: the activations of the whole picture before and after a stage.
+    pub host: u64,
+}
+
+/// What a run has shown.
+#[derive(Clone, Debug, Default)]
+pub struct Ran {
+    /// Bytes of the largest session, as planned and as allocated.
+    pub bytes: (Bytes, Bytes),
+    /// Which way each operator ran.
+    pub choices: BTreeSet<Choice>,
+}
+
+impl Ran {
+    fn add(&mut self, session: &Session) {
+        if session.planned().session() >= self.bytes.0.session() {
+            self.bytes = (session.planned(), session.allocated());
+        }
+        self.choices.extend(session.plan().choices.iter().cloned());
+    }
+}
+
+impl Schedule {
+    /// The stages for a latent of `size`, with activations stored as `dtype`.
+    ///
+    /// # Errors
+    /// If a weight is missing or has another shape, or the tiles are smaller than what a stage sees.
+    pub fn new(half: Half<'_>, size: [usize; 2], tiles: Tiles, dtype: DType) -> Result<Self> {
+        let parts = half.vae.parts(half.side);
+        let mut stages: Vec<Stage> = Vec::new();
+        let mut known = 0;
+        for range in stage::ranges(&parts, half.side, tiles.cut) {
+            let [first, last] = [range.start, range.end - 1].map(|i| &parts[i]);
+            let reach: f64 = parts[range.clone()].iter().map(Part::latent_reach).sum();
+            let grid = if first.whole {
+                Grid::new(size, size[0].max(size[1]), 0)
+            } else {
+                // So much that the middle of an overlap sees no edge.
+                let needed = 2 * reach.ceil() as usize;
+                if needed >= tiles.size && tiles.size < size[0].max(size[1]) {
+                    return Err(Error::Request(format!(
+                        "tiles for this model have at least {} pixels a side",
+                        (needed + 1) * half.vae.factor()
+                    )));
+                }
+                Grid::new(size, tiles.size, tiles.overlap.max(needed))
+            };
+            let [h, w] = grid.tile().map(|n| n * first.input);
+            let input = match stages.last() {
+                Some(stage) => TensorType::new(dtype, [1, stage.output.shape[1], h, w]),
+                None => TensorType::new(DType::F32, [1, half.vae.channels(half.side), h, w]),
+            };
+            let mut stage = Stage {
+                margin: (reach * last.output as f64).ceil() as usize,
+                output: input.clone(),
+                input,
+                scale: [first.input, last.output],
+                parts: range,
+                grid,
+                passes: Vec::new(),
+            };
+            let (graph, output) = stage.graph(half, dtype, &Pass::ONLY)?;
+            stage.output = graph.ty(output).clone();
+            stage.passes = if stage.grid.count() > 1 {
+                Pass::all(known, graph.norms())
+            } else {
+                vec![Pass::ONLY]
+            };
+            // Where the next stage starts with a norm, this one finds its statistics with the result.
+            known = 0;
+            let next = stage.parts.end;
+            if parts.get(next).is_some_and(|part| !part.whole)
+                && stage::starts_with_norm(half, next, &stage.output, dtype)?
+                && let Some(last) = stage.passes.last_mut()
+            {
+                last.collected = Some(graph.norms());
+                known = 1;
+            }
+            stages.push(stage);
+        }
+        Ok(Self { dtype, size, stages })
+    }
+
+    /// Runs of a session, over all stages and passes: the work in steps that can be reported.
+    pub fn runs(&self) -> usize {
+        let runs = |stage: &Stage| stage.grid.count() * stage.passes.len();
+        self.stages.iter().map(runs).sum()
+    }
+
+    /// Sessions, one after the other.
+    pub fn sessions(&self) -> usize {
+        self.stages.iter().map(|stage| stage.passes.len()).sum()
+    }
+
+    /// Tiles of the stage that has most of them.
+    pub fn grid(&self) -> &Grid {
+        let most = self.stages.iter().max_by_key(|stage| stage.grid.count());
+        &most.expect("an autoencoder has parts").grid
+    }
+
+    /// The plan of every session: nothing is allocated.
+    ///
+    /// # Errors
+    /// If one does not fit the device.
+    pub fn plans(&self, half: Half<'_>, device: &Device, policy: &Policy) -> Result<Vec<Plan>> {
+        let passes = self
+            .stages
+            .iter()
+            .flat_map(|s| s.passes.iter().map(move |pass| (s, pass)));
+        let plan = |(stage, pass): (&Stage, &Pass)| {
+            let (graph, _) = stage.graph(half, self.dtype, pass)?;
+            device.plan(&graph, policy)
+        };
+        passes.map(plan).collect()
+    }
+
+    /// What it takes, given its plans.
+    pub fn footprint(&self, plans: &[Plan], device: &Device) -> Footprint {
+        let gpu = matches!(device, Device::Gpu(_));
+        let mut weights: Vec<&Named> = plans.iter().flat_map(|plan| &plan.weights).collect();
+        weights.sort_by(|a, b| a.name.cmp(&b.name));
+        weights.dedup_by(|a, b| a.name == b.name);
+        let bytes = |ty: &TensorType| if gpu { ty.byte_len() } else { ty.count() * 4 } as u64;
+        let session = |plan: &Plan| if gpu { plan.gpu_bytes() } else { plan.cpu_bytes() }.session();
+        let host = |stage: &Stage| {
+            let count = |ty: &TensorType, scale| ty.shape[1] * self.size[0] * self.size[1] * scale * scale;
+            4 * (count(&stage.input, stage.scale[0]) + count(&stage.output, stage.scale[1])) as u64
+        };
+        Footprint {
+            device: weights.iter().map(|w| bytes(&w.ty)).sum::<u64>() + plans.iter().map(session).max().unwrap_or(0),
+            host: self.stages.iter().map(host).max().unwrap_or(0),
+        }
+    }
+
+    /// Prepares the largest session, so that there is room for all of them.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub async fn reserve(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<Session> {
+        let mut largest = (0, None);
+        for stage in &self.stages {
+            for pass in &stage.passes {
+                let (graph, _) = stage.graph(half, self.dtype, pass)?;
+                let plan = device.plan(&graph, policy)?;
+                let bytes = match device {
+                    Device::Gpu(_) => plan.gpu_bytes(),
+                    Device::Cpu(_) => plan.cpu_bytes(),
+                };
+                if bytes.session() >= largest.0 {
+                    largest = (bytes.session(), Some(graph));
+                }
+            }
+        }
+        let graph = largest.1.expect("an autoencoder has parts");
+        device.prepare(&graph, half.weights, policy).await
+    }
+
+    /// Runs it: `[1, c, h, w]` in and out. `on` hears how many of [`Schedule::runs`] are done, `proceed` may stop it between
+    /// two of them. `kept` keeps weights on the device for the next time.
+    ///
+    /// # Errors
+    /// If the input has another size, the device fails, or `proceed` says so.
+    pub async fn run(
+        &self,
+        half: Half<'_>,
+        (device, policy): (&Device, &Policy),
+        kept: &mut Vec<Kept>,
+        input: &Tensor,
+        mut on: impl FnMut(usize),
+        proceed: impl Fn() -> Result<()>,
+    ) -> Result<(Tensor, Ran)> {
+        let [channels, scale] = [half.vae.channels(half.side), self.stages[0].scale[0]];
+        let wanted = TensorType::new(DType::F32, [1, channels, self.size[0] * scale, self.size[1] * scale]);
+        if input.ty != wanted {
+            return Err(Error::Request(format!("the input is {}, not {wanted}", input.ty)));
+        }
+        let (mut done, mut ran) = (0, Ran::default());
+        let mut held = Vec::new();
+        let mut x = Cow::Borrowed(&input.data);
+        let mut statistics: Vec<Vec<Moments>> = Vec::new();
+        for stage in &self.stages {
+            let mut result = Vec::new();
+            for pass in &stage.passes {
+                proceed()?;
+                let (graph, _) = stage.graph(half, self.dtype, pass)?;
+                let mut session = device.prepare(&graph, half.weights, policy).await?;
+                held.push(session.keep_weights());
+                ran.add(&session);
+                let mut run = PassRun::new(stage, pass, &statistics, self.size);
+                let [tile, whole] = stage.sizes(self.size, 0);
+                let mut x_tile = Tensor {
+                    ty: stage.input.clone(),
+                    data: vec![0.0; stage.input.count()],
+                };
+                for at in stage.grid.tiles() {
+                    proceed()?;
+                    crop(&x, whole, stage.corner(at, 0), tile, &mut x_tile.data);
+                    let core = Tensor::ids([4], &stage.grid.core(at).map(|n| n as u32));
+                    let mut inputs = vec![("x", &x_tile)];
+                    inputs.extend(pass.collected.map(|_| ("core", &core)));
+                    // Inputs that are not given again keep their values.
+                    if at == [0, 0] {
+                        inputs.extend(run.given.iter().map(|(name, tensor)| (name.as_str(), tensor)));
+                    }
+                    let outputs = session.run(&inputs).await?;
+                    run.take(at, &session.plan().outputs, outputs);
+                    done += 1;
+                    on(done);
+                }
+                if pass.result {
+                    statistics.clear();
+                    result = run.result;
+                }
+                if pass.collected.is_some() {
+                    statistics.push(run.found);
+                }
+            }
+            x = Cow::Owned(result);
+        }
+        *kept = held;
+        let last = self.stages.last().expect("an autoencoder has parts");
+        let [_, [h, w]] = last.sizes(self.size, 1);
+        let result = Tensor::new([1, last.output.shape[1], h, w], x.into_owned());
+        Ok((result, ran))
+    }
+}

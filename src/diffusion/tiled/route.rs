@@ -1,0 +1,201 @@
+use super::{Cut, Half, Schedule, Tiles};
+use crate::backend::Device;
+use crate::error::{Error, PlanError, Result};
+use crate::graph::Graph;
+use crate::memory::budget;
+use crate::models::Side;
+use crate::plan::Policy;
+use crate::tensor::{DType, TensorType};
+
+/// Tiles of a picture, in pixels of the picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileOptions {
+    /// Side of a tile.
+    pub size: u32,
+    /// What neighbours share at least. It is made as wide as the model needs for tiles that come out as the whole would.
+    pub overlap: u32,
+}
+
+/// How one half of an autoencoder runs on one size.
+#[derive(Debug)]
+pub enum Route {
+    /// All at once.
+    Whole,
+    /// In tiles; with what the user should know of it.
+    Tiled(Schedule, String),
+}
+
+/// Decides, before anything is allocated, whether `half` runs on a latent of `size` as a whole or in tiles: in tiles where
+/// `tile` asks for them, or where the whole exceeds a limit of the device or `max_memory` bytes on it. Tiles are the largest
+/// that fit, unless `tile` says their size.
+///
+/// # Errors
+/// If not even tiles fit, or the tiles asked for make no sense.
+pub fn route(
+    half: Half<'_>,
+    size: [usize; 2],
+    dtype: DType,
+    (device, policy): (&Device, &Policy),
+    tile: Option<TileOptions>,
+    max_memory: Option<u64>,
+) -> Result<Route> {
+    let factor = half.vae.factor();
+    let longest = size[0].max(size[1]);
+    let host = budget::available();
+    // On the CPU, host memory is the device's.
+    let limit = match device {
+        Device::Gpu(_) => max_memory,
+        Device::Cpu(_) => max_memory.or(host),
+    };
+    let asked = match tile {
+        Some(options) => Some(in_latents(options, factor)?),
+        None => None,
+    };
+    let (refused, reason) = match asked {
+        Some((tile, _)) if tile < longest => (None, "as asked for".to_owned()),
+        _ => match whole(half, size, dtype, device, policy, limit) {
+            Ok(()) => return Ok(Route::Whole),
+            Err(Error::Plan(error @ (PlanError::ExceedsLimit { .. } | PlanError::MaxMemory { .. }))) => {
+                let reason = reason(&error);
+                (Some(error), reason)
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    let sizes: Vec<(usize, usize)> = match asked.filter(|(tile, _)| *tile < longest) {
+        Some((tile, overlap)) => vec![(tile, overlap)],
+        None => candidates(longest).map(|tile| (tile, 0)).collect(),
+    };
+    let mut smallest = refused.map(Error::from);
+    for cut in Cut::ALL {
+        for &(size_of_tile, overlap) in &sizes {
+            let tiles = Tiles {
+                size: size_of_tile,
+                overlap,
+                cut,
+            };
+            let schedule = match Schedule::new(half, size, tiles, dtype) {
+                // Smaller than the stages of this cut see; the first cut has the smallest.
+                Err(error @ Error::Request(_)) => {
+                    smallest = smallest.or(Some(error));
+                    continue;
+                }
+                schedule => schedule?,
+            };
+            let plans = match schedule.plans(half, device, policy) {
+                Ok(plans) => plans,
+                Err(Error::Plan(error @ PlanError::ExceedsLimit { .. })) => {
+                    smallest = Some(error.into());
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let footprint = schedule.footprint(&plans, device);
+            let on_device = match device {
+                Device::Gpu(_) => footprint.device,
+                Device::Cpu(_) => footprint.device + footprint.host,
+            };
+            match (limit, host) {
+                (Some(limit), _) if on_device > limit => {
+                    let wanted = on_device;
+                    smallest = Some(PlanError::MaxMemory { wanted, limit }.into());
+                }
+                (_, Some(available)) if footprint.host > available => {
+                    let wanted = footprint.host;
+                    smallest = Some(Error::OutOfMemory {
+                        wanted,
+                        available: host,
+                    });
+                }
+                _ => {
+                    let note = describe(&schedule, half.side, factor, &reason);
+                    return Ok(Route::Tiled(schedule, note));
+                }
+            }
+        }
+    }
+    Err(smallest.unwrap_or_else(|| Error::Request("the picture is too small for tiles".into())))
+}
+
+/// Side and overlap in latent pixels.
+fn in_latents(options: TileOptions, factor: usize) -> Result<(usize, usize)> {
+    let TileOptions { size, overlap } = options;
+    if overlap >= size {
+        return Err(Error::Request(format!(
+            "tiles of {size} pixels cannot overlap by {overlap}"
+        )));
+    }
+    let size = size as usize / factor;
+    // A tile that is no multiple is smaller than asked for, an overlap larger.
+    let overlap = (overlap as usize).div_ceil(factor).min(size.saturating_sub(1));
+    Ok((size, overlap))
+}
+
+/// Whether the whole fits.
+fn whole(
+    half: Half<'_>,
+    size: [usize; 2],
+    dtype: DType,
+    device: &Device,
+    policy: &Policy,
+    limit: Option<u64>,
+) -> Result<()> {
+    let parts = half.vae.parts(half.side);
+    let mut g = Graph::new(dtype);
+    let [h, w] = size.map(|n| n * parts.first().map_or(1, |part| part.input));
+    let mut x = g.input(
+        "x",
+        TensorType::new(DType::F32, [1, half.vae.channels(half.side), h, w]),
+    );
+    for part in 0..parts.len() {
+        x = half.vae.part(&mut g, half.weights, half.side, part, x)?;
+    }
+    g.output("y", x);
+    let plan = device.plan(&g, policy)?;
+    let wanted = match device {
+        Device::Gpu(_) => plan.gpu_bytes(),
+        Device::Cpu(_) => plan.cpu_bytes(),
+    }
+    .total();
+    match limit {
+        Some(limit) if wanted > limit => Err(PlanError::MaxMemory { wanted, limit }.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Sides of tiles to try, in latent pixels: those that make 2, 3 and more of the longer side, down to a few pixels.
+fn candidates(longest: usize) -> impl Iterator<Item = usize> {
+    const SMALLEST: usize = 6;
+    // What tiles share for a model whose parts see a latent pixel or less.
+    const SHARED: usize = 2;
+    let mut last = longest;
+    let tile = move |count: usize| (longest + (count - 1) * SHARED).div_ceil(count);
+    let sizes = (2..=longest).map(tile).take_while(|&tile| tile >= SMALLEST);
+    sizes.filter(move |&tile| std::mem::replace(&mut last, tile) != tile)
+}
+
+fn reason(error: &PlanError) -> String {
+    match error {
+        PlanError::ExceedsLimit {
+            bytes, limit, which, ..
+        } => format!("since the whole has a tensor of {bytes} bytes and the device binds {limit} (`{which}`)"),
+        PlanError::MaxMemory { wanted, limit } => {
+            format!("since the whole takes {wanted} bytes and {limit} may be taken")
+        }
+        other => format!("since the whole does not fit: {other}"),
+    }
+}
+
+fn describe(schedule: &Schedule, side: Side, factor: usize, reason: &str) -> String {
+    let grid = schedule.grid();
+    let [h, w] = grid.tile().map(|n| n * factor);
+    let what = match side {
+        Side::Encoder => "encoding",
+        Side::Decoder => "decoding",
+    };
+    format!(
+        "{what} in {} x {} tiles of {w}x{h} pixels, {reason}",
+        grid.x.count(),
+        grid.y.count()
+    )
+}

@@ -441,7 +441,11 @@ fn runner() -> VaeRunner {
 }
 
 fn bytes_of_whole(task: VaeTask) -> u64 {
-    runner().plan(task).expect("plans").cpu_bytes().total()
+    runner()
+        .plan(task, &VaeOptions::default())
+        .expect("plans")
+        .cpu_bytes()
+        .total()
 }
 
 #[test]

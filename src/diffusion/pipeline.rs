@@ -278,6 +278,9 @@ impl Pipeline {
     /// # Errors
     /// If the task does not fit the model or the device.
     pub fn plan(&self, task: Task) -> Result<Plan> {
+        if let Some(task) = task.of_vae() {
+            return self.vae.plan(task, &self.vae_options);
+        }
         let (graph, _) = self.models.graph(task, self.dtype)?;
         self.device.plan(&graph, &self.policy)
     }
@@ -310,7 +313,7 @@ impl Pipeline {
     /// If the task does not fit the model or the device, or a weight cannot be loaded.
     pub async fn prepare(&mut self, task: Task) -> Result<&mut Session> {
         if let Some(task) = task.of_vae() {
-            return self.vae.prepare(task).await;
+            return self.vae.prepare(task, &self.vae_options).await;
         }
         let ready = self.sessions.iter().position(|(t, _)| *t == task);
         let entry = match ready {

@@ -9,6 +9,8 @@ use crate::graph::Graph;
 use crate::models::{Side, Vae};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
+use std::collections::BTreeSet;
+use std::fmt;
 
 /// How an autoencoder runs. The default decides everything by itself.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -103,8 +105,26 @@ pub struct VaeRunner {
     device: Device,
     dtype: DType,
     policy: Policy,
-    sessions: Vec<(VaeTask, Session)>,
+    sessions: Vec<(VaeTask, DType, Session)>,
     tiled: Vec<Tiled>,
+    noted: BTreeSet<&'static str>,
+    last: Option<Storage>,
+}
+
+/// How the activations of a run were stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// The type behind the result.
+    pub dtype: DType,
+    /// Whether half precision had overflowed before.
+    pub repeated: bool,
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype.name())?;
+        f.write_str(if self.repeated { ", since f16 overflowed" } else { "" })
+    }
 }
 
 /// A task that runs in tiles.
@@ -130,6 +150,8 @@ impl VaeRunner {
             policy,
             sessions: Vec::new(),
             tiled: Vec::new(),
+            noted: BTreeSet::new(),
+            last: None,
         }
     }
 
@@ -143,47 +165,74 @@ impl VaeRunner {
         &self.device
     }
 
-    /// Storage of activations.
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// Storage of activations that `options` ask for, where the device has it.
+    pub fn dtype(&self, options: &VaeOptions) -> DType {
+        match options.dtype {
+            VaeDType::Auto => self.dtype,
+            VaeDType::F16 if self.device.dtypes().contains(&DType::F16) => DType::F16,
+            VaeDType::F16 | VaeDType::F32 => DType::F32,
+        }
+    }
+
+    /// How the activations of the last result were stored.
+    pub fn last(&self) -> Option<Storage> {
+        self.last
     }
 
     /// Sessions that are ready, with their tasks.
     pub fn sessions(&self) -> impl Iterator<Item = (VaeTask, &Session)> {
-        self.sessions.iter().map(|(task, session)| (*task, session))
+        self.sessions.iter().map(|(task, _, session)| (*task, session))
     }
 
-    /// The plan of a task: nothing is allocated.
+    /// The plan of a task as a whole: nothing is allocated.
     ///
     /// # Errors
     /// If the task does not fit the model or the device.
-    pub fn plan(&self, task: VaeTask) -> Result<Plan> {
-        let graph = task.graph(&self.vae, &self.weights, self.dtype)?;
+    pub fn plan(&self, task: VaeTask, options: &VaeOptions) -> Result<Plan> {
+        let graph = task.graph(&self.vae, &self.weights, self.dtype(options))?;
         self.device.plan(&graph, &self.policy)
     }
 
-    /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.
+    /// Makes a task ready to run as a whole: compiles its kernels, allocates its buffers, uploads its weights.
     ///
     /// # Errors
     /// If the task does not fit the model or the device, or a weight cannot be loaded.
-    pub async fn prepare(&mut self, task: VaeTask) -> Result<&mut Session> {
-        let ready = self.sessions.iter().position(|(t, _)| *t == task);
+    pub async fn prepare(&mut self, task: VaeTask, options: &VaeOptions) -> Result<&mut Session> {
+        let dtype = self.dtype(options);
+        let ready = self.sessions.iter().position(|(t, d, _)| (*t, *d) == (task, dtype));
         let entry = match ready {
             Some(index) => self.sessions.remove(index),
             None => {
+                let _kept = self.make_way(task);
                 if self.sessions.len() >= KEPT {
                     self.sessions.remove(0);
                 }
-                let graph = task.graph(&self.vae, &self.weights, self.dtype)?;
+                let graph = task.graph(&self.vae, &self.weights, dtype)?;
                 tracing::debug!(?task, nodes = graph.nodes().len(), "prepare");
                 let session = self.device.prepare(&graph, &self.weights, &self.policy).await?;
-                (task, session)
+                (task, dtype, session)
             }
         };
         // The latest is last, so that the first is the one to go.
         self.sessions.push(entry);
         let last = self.sessions.len() - 1;
-        Ok(&mut self.sessions[last].1)
+        Ok(&mut self.sessions[last].2)
+    }
+
+    /// Frees what a task has in other storage or tiles: there may be no room for both. The weights stay for as long as the
+    /// result lives.
+    fn make_way(&mut self, task: VaeTask) -> Vec<Kept> {
+        let mut kept = Vec::new();
+        self.sessions.retain(|(t, _, session)| {
+            if *t == task {
+                kept.push(session.keep_weights());
+            }
+            *t != task
+        });
+        for tiled in self.tiled.extract_if(.., |tiled| tiled.task == task) {
+            kept.extend(tiled.kept);
+        }
+        kept
     }
 
     /// Frees every session and the weights that only they held.
@@ -206,11 +255,16 @@ impl VaeRunner {
         if self.find(task, options).is_some() {
             return Ok(());
         }
+        if options.dtype == VaeDType::F16 && self.dtype(options) != DType::F16 {
+            let name = self.device.name();
+            self.note_once("f16", format!("{name} has no f16 storage: the autoencoder has f32"), on);
+        }
         match self.route(task, options)? {
             Route::Whole => {
-                self.prepare(task).await?;
+                self.prepare(task, options).await?;
             }
             Route::Tiled(schedule, note) => {
+                let _kept = self.make_way(task);
                 on(Event::Note(note));
                 let reserved = schedule
                     .reserve(self.half(task.side()), (&self.device, &self.policy))
@@ -239,7 +293,7 @@ impl VaeRunner {
         route(
             self.half(task.side()),
             task.size(),
-            self.dtype,
+            self.dtype(options),
             (&self.device, &self.policy),
             options.tile,
             options.max_memory,
@@ -277,9 +331,7 @@ impl VaeRunner {
             return Err(misshapen("latent", channels, latent));
         }
         let task = VaeTask::Decode { height, width };
-        let picture = self.run(task, latent, options, on, cancel).await?;
-        check_finite(&picture, &self.device, self.dtype, || "picture".into())?;
-        Ok(picture)
+        self.run_finite(task, latent, options, on, cancel).await
     }
 
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it.
@@ -304,9 +356,49 @@ impl VaeRunner {
             height: height / factor,
             width: width / factor,
         };
-        let latent = self.run(task, picture, options, on, cancel).await?;
-        check_finite(&latent, &self.device, self.dtype, || "latent of the picture".into())?;
-        Ok(latent)
+        self.run_finite(task, picture, options, on, cancel).await
+    }
+
+    /// Runs a task; where half precision has overflowed, again in single precision.
+    async fn run_finite(
+        &mut self,
+        task: VaeTask,
+        input: &Tensor,
+        options: &VaeOptions,
+        on: &mut dyn FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Tensor> {
+        let mut storage = Storage {
+            dtype: self.dtype(options),
+            repeated: false,
+        };
+        let mut result = self.run(task, input, options, on, cancel).await?;
+        let overflowed = |t: &Tensor| t.first_non_finite().is_some();
+        if storage.dtype == DType::F16 && overflowed(&result) && !overflowed(input) {
+            let note = "the autoencoder overflowed in f16 and was run again in f32; --vae-dtype f32 does so at once";
+            self.note_once("overflow", note.into(), on);
+            let options = VaeOptions {
+                dtype: VaeDType::F32,
+                ..options.clone()
+            };
+            storage = Storage {
+                dtype: DType::F32,
+                repeated: true,
+            };
+            result = self.run(task, input, &options, on, cancel).await?;
+        }
+        check_finite(&result, &self.device, storage.dtype, || match task {
+            VaeTask::Decode { .. } => "picture".into(),
+            VaeTask::Encode { .. } => "latent of the picture".into(),
+        })?;
+        self.last = Some(storage);
+        Ok(result)
+    }
+
+    fn note_once(&mut self, what: &'static str, note: String, on: &mut dyn FnMut(Event)) {
+        if self.noted.insert(what) {
+            on(Event::Note(note));
+        }
     }
 
     async fn run(
@@ -323,7 +415,7 @@ impl VaeRunner {
                 VaeTask::Decode { .. } => "latent",
                 VaeTask::Encode { .. } => "picture",
             };
-            let outputs = self.prepare(task).await?.run(&[(name, input)]).await?;
+            let outputs = self.prepare(task, options).await?.run(&[(name, input)]).await?;
             let first = outputs.into_iter().next();
             return first.ok_or_else(|| Error::Request(format!("{task:?} has no result")));
         };

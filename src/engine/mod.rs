@@ -431,6 +431,11 @@ impl Engine {
             ("device", self.pipeline.device().name()),
             ("dtype", self.pipeline.dtype().name().to_owned()),
         ];
+        if let Some(storage) = self.pipeline.vae().last()
+            && (storage.repeated || storage.dtype != self.pipeline.dtype())
+        {
+            list.push(("vae_dtype", storage.to_string()));
+        }
         if request.init_image.is_some() {
             list.push(("strength", request.strength.to_string()));
         }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
-use rotile::diffusion::vae::VaeOptions;
+use rotile::diffusion::vae::{VaeDType, VaeOptions};
 use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
 use rotile::gpu::Limits;
 use rotile::tensor::DType;
@@ -129,6 +129,9 @@ pub(crate) struct VaeArgs {
     /// Most memory of the device that decoding or encoding takes: 800MiB, 2GiB
     #[arg(long, value_name = "SIZE", help_heading = AUTOENCODER, value_parser = memory)]
     max_memory: Option<u64>,
+    /// How its activations are stored: auto is as --dtype says; f16 is repeated in f32 where it overflows
+    #[arg(long, value_name = "TYPE", help_heading = AUTOENCODER, value_enum, default_value_t = VaeStorage::Auto)]
+    vae_dtype: VaeStorage,
 }
 
 const AUTOENCODER: &str = "Autoencoder";
@@ -141,7 +144,11 @@ impl VaeArgs {
                 overlap: self.tile_overlap,
             }),
             max_memory: self.max_memory,
-            ..VaeOptions::default()
+            dtype: match self.vae_dtype {
+                VaeStorage::Auto => VaeDType::Auto,
+                VaeStorage::F32 => VaeDType::F32,
+                VaeStorage::F16 => VaeDType::F16,
+            },
         }
     }
 }
@@ -205,6 +212,13 @@ fn embedded() -> Result<Source> {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Storage {
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum VaeStorage {
+    Auto,
     F32,
     F16,
 }

@@ -1,11 +1,15 @@
 //! The graph that model code builds: a list of nodes in order, each an op over earlier values.
 
-use crate::checkpoint::{CheckpointError, Weights};
+use crate::checkpoint::{CheckpointError, Part, Weights};
 use crate::error::{Result, ShapeError};
 use crate::models::TileNorms;
 use crate::op::Op;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
+use std::ops::Range;
 use std::sync::Arc;
+
+/// No machine holds more, and with this many no sum of strides or bytes overflows. Counts of elements saturate.
+const MAX_ELEMENTS: u64 = 1 << 48;
 
 /// Handle to a tensor in a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,7 +22,7 @@ pub enum Source {
     Input(String),
     /// Known when the graph is built, such as a table of angles.
     Constant(Arc<Tensor>),
-    /// A tensor of the checkpoint, by full name.
+    /// A tensor of the checkpoint, by full name, or a [`Part`] of it.
     Weight(String),
     /// The result of a node.
     Node(usize),
@@ -174,6 +178,36 @@ impl Graph {
         Ok(self.define(TensorType { dtype, shape }, Source::Weight(full)))
     }
 
+    /// A range of one axis of a weight that has exactly this shape; the rest is never brought to the device.
+    ///
+    /// # Errors
+    /// As [`Graph::weight`], or if the weight does not reach so far.
+    pub fn weight_part(
+        &mut self,
+        weights: &Weights,
+        name: &str,
+        whole: impl Into<Shape>,
+        axis: usize,
+        range: Range<usize>,
+    ) -> Result<Value> {
+        let whole = whole.into();
+        let (name, dtype) = self.look_up(weights, name, &whole)?;
+        self.enter(weights);
+        let mut shape = whole.to_vec();
+        if axis >= shape.len() || range.start >= range.end || range.end > shape[axis] {
+            let ty = TensorType { dtype, shape: whole };
+            let rule = format!("has no part {range:?} of axis {axis}");
+            return Err(ShapeError {
+                node: self.path.clone(),
+                ..ShapeError::new("weight", &[ty], rule)
+            }
+            .into());
+        }
+        shape[axis] = range.len();
+        let part = Part { name, axis, range };
+        Ok(self.define(TensorType::new(dtype, shape), Source::Weight(part.to_string())))
+    }
+
     /// A small weight of `len` elements that is widened to `f32` when loaded: biases, scales of norms.
     ///
     /// # Errors
@@ -216,12 +250,13 @@ impl Graph {
             true => Err(ShapeError::new(op.name(), &types, "no input may be empty")),
             false => op.infer(&types),
         };
-        // Counts saturate: strides of such a shape would overflow.
-        let countable = |ty: &TensorType| ty.count() < usize::MAX;
+        let too_large = |ty: &TensorType| ty.count() == usize::MAX || ty.count() as u64 > MAX_ELEMENTS;
         let ty = match inferred {
-            Ok(ty) if countable(&ty) => Ok(ty),
-            Ok(_) => Err(ShapeError::new(op.name(), &types, "the result has too many elements")),
-            Err(e) => Err(e),
+            Ok(ty) if types.iter().chain([&ty]).any(too_large) => {
+                let rule = format!("makes {ty}; no tensor may have more than {MAX_ELEMENTS} elements");
+                Err(ShapeError::new(op.name(), &types, rule))
+            }
+            inferred => inferred,
         };
         let ty = ty.map_err(|e| ShapeError {
             node: self.path.clone(),

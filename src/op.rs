@@ -117,10 +117,9 @@ pub struct Cost {
 impl Cost {
     /// Every input and the output cross the bus once; `per_element` operations for each output element.
     pub fn streaming(inputs: &[TensorType], output: &TensorType, per_element: f64) -> Self {
-        let bytes: usize = inputs.iter().chain([output]).map(TensorType::byte_len).sum();
         Self {
             flops: output.count() as f64 * per_element,
-            bytes: bytes as f64,
+            bytes: inputs.iter().chain([output]).map(|ty| ty.byte_len() as f64).sum(),
         }
     }
 }

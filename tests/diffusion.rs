@@ -2,40 +2,18 @@
 
 #![expect(clippy::print_stdout, reason = "shown by --nocapture: how near the values are")]
 
+#[path = "support/fixtures.rs"]
+mod fixtures;
+mod support;
+
+use fixtures::Fixture;
 use rotile::diffusion::scheduler::{Spacing, linear_sigmas};
 use rotile::diffusion::{Schedule, Scheduler, noise};
-use safetensors::SafeTensors;
 use std::fs;
-use std::path::PathBuf;
+use support::relative_rms;
 
-struct File(Vec<u8>);
-
-impl File {
-    fn open(name: &str) -> Self {
-        let path = reference(name);
-        Self(fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
-    }
-
-    fn get(&self, name: &str) -> Vec<f32> {
-        let file = SafeTensors::deserialize(&self.0).expect("a safetensors file");
-        let tensor = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let four = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        tensor.data().chunks_exact(4).map(four).collect()
-    }
-}
-
-fn reference(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("goldens/reference")
-        .join(name)
-}
-
-fn relative_rms(found: &[f32], wanted: &[f32]) -> f64 {
-    assert_eq!(found.len(), wanted.len());
-    let square = |v: f64| v * v;
-    let error: f64 = found.iter().zip(wanted).map(|(f, w)| square(f64::from(f - w))).sum();
-    let norm: f64 = wanted.iter().map(|w| square(f64::from(*w))).sum();
-    (error / norm).sqrt()
+fn values(file: &Fixture, name: &str) -> Vec<f32> {
+    file.tensor(name).data
 }
 
 fn ulps(a: f32, b: f32) -> u32 {
@@ -47,7 +25,7 @@ fn ulps(a: f32, b: f32) -> u32 {
 }
 
 fn schedule(name: &str, sigmas: Option<&[f32]>, mu: Option<f64>) -> Schedule {
-    let path = reference(&format!("schedulers/{name}.scheduler_config.json"));
+    let path = fixtures::path(&format!("schedulers/{name}.scheduler_config.json"));
     // The scheduler writes these files without the class name that `save_pretrained` adds.
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(path).expect("config")).expect("JSON");
     config["_class_name"] = "FlowMatchEulerDiscreteScheduler".into();
@@ -70,15 +48,15 @@ fn flow_euler_matches_diffusers() {
         ("flow_euler_dynamic_flux", Some(&linear[..]), Some(0.9)),
         ("flow_euler_shift_terminal", Some(&linear[..]), Some(0.7)),
     ] {
-        let file = File::open(&format!("schedulers/{name}.safetensors"));
+        let file = Fixture::open(&format!("schedulers/{name}.safetensors"));
         let schedule = schedule(name, sigmas, mu);
-        let mut worst = relative_rms(&schedule.sigmas, &file.get("sigmas"));
-        worst = worst.max(relative_rms(&schedule.timesteps, &file.get("timesteps")));
-        let mut running = file.get("sample.0");
+        let mut worst = relative_rms(&schedule.sigmas, &values(&file, "sigmas"));
+        worst = worst.max(relative_rms(&schedule.timesteps, &values(&file, "timesteps")));
+        let mut running = values(&file, "sample.0");
         for i in 0..8 {
-            let output = file.get(&format!("model_output.{i}"));
-            let wanted = file.get(&format!("sample.{}", i + 1));
-            let mut sample = file.get(&format!("sample.{i}"));
+            let output = values(&file, &format!("model_output.{i}"));
+            let wanted = values(&file, &format!("sample.{}", i + 1));
+            let mut sample = values(&file, &format!("sample.{i}"));
             schedule.step(i, &mut sample, &output);
             schedule.step(i, &mut running, &output);
             worst = worst
@@ -95,18 +73,18 @@ fn runs_of_scenes_tiny() {
     let config = r#"{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}"#;
     let scheduler = Scheduler::from_config(config.as_bytes(), "config").expect("a known scheduler");
     for (run, seed, steps) in [("a", 0, 20), ("b", 3, 8), ("c", 5, 8)] {
-        let file = File::open(&format!("scenes-tiny/run_{run}.safetensors"));
+        let file = Fixture::open(&format!("scenes-tiny/run_{run}.safetensors"));
         let spacing = Spacing {
             steps,
             sigmas: Some(&linear_sigmas(steps)),
             ..Spacing::default()
         };
         let schedule = scheduler.schedule(&spacing).expect("a schedule");
-        let sigmas = relative_rms(&schedule.sigmas, &file.get("sigmas"));
-        let timesteps = relative_rms(&schedule.timesteps, &file.get("timesteps"));
+        let sigmas = relative_rms(&schedule.sigmas, &values(&file, "sigmas"));
+        let timesteps = relative_rms(&schedule.timesteps, &values(&file, "timesteps"));
         assert!(sigmas <= 1e-6 && timesteps <= 1e-6, "{run}: {sigmas} {timesteps}");
 
-        let (found, wanted) = (noise::torch_cpu(seed, 16 * 16 * 16), file.get("latents_init"));
+        let (found, wanted) = (noise::torch_cpu(seed, 16 * 16 * 16), values(&file, "latents_init"));
         let rms = relative_rms(&found, &wanted);
         let pairs = || found.iter().zip(&wanted);
         let largest = pairs().map(|(f, w)| (f - w).abs()).fold(0.0, f32::max);

@@ -7,7 +7,7 @@ mod support;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use rotile::gpu::{Caps, Gpu};
-use rotile::op::{Op, Operand, Tolerance, Way};
+use rotile::op::{Launch, Op, Operand, Tolerance, Way};
 use rotile::ops::OPS;
 use rotile::tensor::{DType, Tensor, TensorType, View};
 use std::collections::BTreeMap;
@@ -33,11 +33,14 @@ fn main() {
             let name = format!("{}/cpu/{label}", entry.name);
             trials.push(Trial::test(name, move || cpu.on_cpu()).with_kind("cpu"));
 
-            let half = case.inputs.iter().chain([&case.output]).any(|t| t.dtype == DType::F16);
-            // Weights in f16 are unpacked from words and need no feature: only activations do.
-            let skip = gpu.is_none() || (half && !caps.f16 && case.output.dtype == DType::F16);
             for way in case.op.ways(&case.inputs, &case.output, &caps) {
                 combinations += 1;
+                let skip = gpu.is_none() || (!caps.f16 && wants_f16(&way));
+                let (nan, own, name) = (case.clone(), caps.clone(), way.name);
+                let trial = Trial::test(format!("{}/{name}/{label}/nan", entry.name), move || {
+                    nan.keeps_nan(name, &own, gpu.ok_or("no GPU")?)
+                });
+                trials.push(trial.with_kind("gpu").with_ignored_flag(skip));
                 for limit in limits(&way, caps.max_workgroups) {
                     let suffix = if limit == caps.max_workgroups {
                         String::new()
@@ -57,6 +60,8 @@ fn main() {
                 }
             }
             for (parts, caps) in case.split(&caps) {
+                let skip =
+                    gpu.is_none() || (!caps.f16 && case.way(Way::BASELINE, &caps).is_ok_and(|way| wants_f16(&way)));
                 let name = format!("{}/{}/{label}/parts={parts}", entry.name, Way::BASELINE);
                 let case = case.clone();
                 let trial = Trial::test(name, move || case.on_gpu(Way::BASELINE, &caps, gpu.ok_or("no GPU")?));
@@ -66,6 +71,17 @@ fn main() {
     }
     println!("{combinations} combinations of operator, way, element types and case on the GPU");
     libtest_mimic::run(&args, trials).exit();
+}
+
+/// Whether a kernel needs the feature. Weights in f16 are unpacked from words and do not: only activations do.
+fn wants_f16(way: &Way) -> bool {
+    let f16 = |launch: &Launch| {
+        let files = launch.kernel.files().expect("kernels link");
+        files
+            .iter()
+            .any(|f| ["slot/elem/f16", "slot/from/f16"].contains(&f.path))
+    };
+    way.launches.iter().any(f16)
 }
 
 /// The adapter's own limit on workgroups, and limits around the number that this way needs: one less, equal, one more, and few.
@@ -119,8 +135,8 @@ impl Run {
         let views: Vec<View<'_>> = inputs.iter().map(Tensor::view).collect();
         let want = self.op.reference(&views);
         assert!(
-            want.iter().any(|v| *v != 0.0) || want.iter().all(|v| v.is_nan()),
-            "a reference of zeros proves nothing"
+            want.iter().any(|v| v.is_finite() && *v != 0.0),
+            "a reference of zeros and NaN proves nothing"
         );
         (inputs, want)
     }
@@ -138,19 +154,50 @@ impl Run {
         Ok(())
     }
 
+    fn way(&self, name: &str, caps: &Caps) -> Result<Way, Failed> {
+        let mut ways = self.op.ways(&self.inputs, &self.output, caps).into_iter();
+        let way = ways.find(|w| w.name == name);
+        Ok(way.ok_or("the way depends on the limit of workgroups")?)
+    }
+
+    /// A NaN in an input is NaN wherever it is one in the reference, on the GPU and in the fast path of the CPU.
+    fn keeps_nan(&self, name: &str, caps: &Caps, gpu: &Gpu) -> Result<(), Failed> {
+        let way = self.way(name, caps)?;
+        let (mut inputs, _) = self.values();
+        let floats = (0..inputs.len()).filter(|&i| inputs[i].ty.dtype != DType::U32);
+        for index in floats.collect::<Vec<_>>() {
+            let at = inputs[index].data.len() / 2;
+            let kept = std::mem::replace(&mut inputs[index].data[at], f32::NAN);
+            let views: Vec<View<'_>> = inputs.iter().map(Tensor::view).collect();
+            let want = self.op.reference(&views);
+            let mut cpu = vec![0.0; want.len()];
+            if !self.op.compute(&views, &mut cpu) {
+                cpu.clone_from(&want);
+            }
+            let gpu = pollster::block_on(gpu.run_way(&way, &inputs, &self.output, caps))?.data;
+            for (device, got) in [("CPU", &cpu), ("GPU", &gpu)] {
+                let lost = want
+                    .iter()
+                    .zip(got)
+                    .position(|(want, got)| want.is_nan() && !got.is_nan());
+                if let Some(lost) = lost {
+                    return Err(format!("input {index}: NaN became {} at {lost} on the {device}", got[lost]).into());
+                }
+            }
+            inputs[index].data[at] = kept;
+        }
+        Ok(())
+    }
+
     fn on_gpu(&self, name: &str, caps: &Caps, gpu: &Gpu) -> Result<(), Failed> {
         let (inputs, want) = self.values();
-        let ways = self.op.ways(&self.inputs, &self.output, caps);
-        let way = ways
-            .iter()
-            .find(|w| w.name == name)
-            .ok_or("the way depends on the limit of workgroups")?;
+        let way = self.way(name, caps)?;
         for launch in &way.launches {
             if launch.grid.iter().any(|&n| n > caps.max_workgroups) {
                 return Err(format!("{}: grid {:?} over the limit", launch.kernel, launch.grid).into());
             }
         }
-        let got = pollster::block_on(gpu.run_way(way, &inputs, &self.output, caps))?;
+        let got = pollster::block_on(gpu.run_way(&way, &inputs, &self.output, caps))?;
         let tolerance = self.op.tolerance(self.output.dtype);
         // The reference is not rounded to the output's type, the result is.
         let want = if tolerance == Tolerance::EXACT {

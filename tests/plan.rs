@@ -8,6 +8,7 @@ use rotile::gpu::Caps;
 use rotile::graph::Graph;
 use rotile::models::{Model, qwen3};
 use rotile::op::Way;
+use rotile::ops::{Act, PatchOrder, TimestepEmbedding};
 use rotile::plan::{Lifetime, Place, Plan, Policy, lower_bound, share};
 use rotile::tensor::{DType, TensorType};
 use std::path::Path;
@@ -112,6 +113,52 @@ fn more_elements_than_an_index_reaches_are_refused() {
     let error = Plan::gpu(&chain(1 << 27), &caps, &Policy::default()).expect_err("too many");
     assert!(
         matches!(error, PlanError::IndexOverflow { count, .. } if count == 1 << 33),
+        "{error}"
+    );
+}
+
+#[test]
+fn empty_and_uncountable_tensors_are_refused_with_the_rule() {
+    let mut g = Graph::new(DType::F32);
+    let mut input = |shape: &[usize]| g.input("x", TensorType::new(DType::F32, shape));
+    let (empty, some, large) = (input(&[2, 0, 3]), input(&[2, 4, 3]), input(&[1, 1, 1 << 40, 1 << 20]));
+    for error in [
+        g.softmax(empty, 1.0),
+        g.slice(empty, 0, 0, 1),
+        g.concat(&[some, empty], 1),
+        g.permute(empty, &[2, 0, 1]),
+    ] {
+        assert!(error.expect_err("empty").to_string().contains("no input may be empty"));
+    }
+    let error = g.upsample_nearest(large, 1 << 32).expect_err("too large").to_string();
+    assert!(error.contains("no tensor may have more than"), "{error}");
+    assert!(
+        g.unpatchify(some, usize::MAX, 4, 4, 2, PatchOrder::ChannelsLast)
+            .is_err()
+    );
+    let wide = TimestepEmbedding {
+        dim: usize::MAX,
+        ..TimestepEmbedding::default()
+    };
+    let t = g.input("t", TensorType::new(DType::F32, [1]));
+    assert!(g.timestep_embedding(t, wide).is_err());
+}
+
+#[test]
+fn scratch_over_a_limit_is_refused() {
+    let mut g = Graph::new(DType::F32);
+    let x = g.input("x", TensorType::new(DType::F32, [1, 4096, 1]));
+    let vector = g.input("v", TensorType::new(DType::F32, [4096]));
+    let y = g.group_norm(x, vector, vector, 4096, 1e-6, Act::None).expect("fits");
+    g.output("y", y);
+    // Three values for each group, where a group is one value.
+    let caps = Caps {
+        max_binding: 4 * 4096,
+        ..Caps::baseline()
+    };
+    let error = Plan::gpu(&g, &caps, &Policy::default()).expect_err("too large");
+    assert!(
+        matches!(error, PlanError::ExceedsLimit { bytes: 49_152, .. }),
         "{error}"
     );
 }

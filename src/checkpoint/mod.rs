@@ -4,10 +4,12 @@ mod describe;
 mod names;
 #[cfg(feature = "native")]
 mod open;
+mod part;
 mod safetensors;
 
 pub use crate::error::CheckpointError;
 pub use names::Layout;
+pub use part::Part;
 
 use crate::tensor::{DType, Shape, Tensor, TensorType};
 use serde_json::Value;
@@ -211,12 +213,20 @@ impl Checkpoint {
         })
     }
 
-    /// Bytes of a tensor as they are in the file, little-endian, and their type.
+    /// The tensor that a graph means by `name`, and which [`Part`] of it, if not all.
+    fn find(&self, name: &str) -> Result<(&TensorInfo, Option<Part>), CheckpointError> {
+        match Part::parse(name) {
+            Some(part) if self.get(name).is_none() => Ok((self.info(&part.name)?, Some(part))),
+            _ => Ok((self.info(name)?, None)),
+        }
+    }
+
+    /// Bytes of a tensor or of a [`Part`] as they are in the file, little-endian, and their type.
     ///
     /// # Errors
     /// As [`Checkpoint::load`].
     pub fn raw(&self, name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
-        let info = self.info(name)?;
+        let (info, part) = self.find(name)?;
         let dtype = info.float()?;
         let bytes = self.storages[info.storage]
             .bytes()
@@ -231,17 +241,37 @@ impl Checkpoint {
                 name: name.to_owned(),
                 index,
             }),
-            None => Ok((dtype, Cow::Borrowed(bytes))),
+            None => Ok((
+                dtype,
+                match part {
+                    Some(part) => {
+                        self.part_shape(info, &part)?;
+                        Cow::Owned(part.cut(info, bytes))
+                    }
+                    None => Cow::Borrowed(bytes),
+                },
+            )),
         }
     }
 
-    /// Values of a tensor, converted to `dtype`.
+    fn part_shape(&self, info: &TensorInfo, part: &Part) -> Result<Shape, CheckpointError> {
+        part.shape(&info.shape).ok_or_else(|| CheckpointError::MissingTensor {
+            file: self.name.clone(),
+            name: part.to_string(),
+            nearest: None,
+        })
+    }
+
+    /// Values of a tensor or of a [`Part`], converted to `dtype`.
     ///
     /// # Errors
     /// If the tensor or its bytes are not there, its type is unusable, or it holds a NaN or infinity.
     pub fn load(&self, name: &str, dtype: DType) -> Result<Tensor, CheckpointError> {
         let (stored, bytes) = self.raw(name)?;
-        let shape = self.info(name)?.shape.clone();
+        let shape = match self.find(name)? {
+            (info, Some(part)) => self.part_shape(info, &part)?,
+            (info, None) => info.shape.clone(),
+        };
         let tensor = Tensor::from_bytes(TensorType::new(stored, shape), &bytes);
         Ok(if stored == dtype {
             tensor

@@ -1,5 +1,5 @@
 use super::check_size;
-use crate::checkpoint::{Checkpoint, Weights};
+use crate::checkpoint::{Checkpoint, Part, Weights};
 use crate::diffusion::vae::VaeTask;
 use crate::error::{Error, PlanError, Result};
 use crate::gpu::Caps;
@@ -122,7 +122,7 @@ impl Inspection {
         let mut used = BTreeSet::new();
         for graph in graphs(&model, &weights, 2, 2, 1, DType::F32)? {
             used.extend(graph.1.values().filter_map(|v| match graph.1.source(v) {
-                Source::Weight(name) => Some(name.clone()),
+                Source::Weight(name) => Some(Part::parse(name).map_or_else(|| name.clone(), |part| part.name)),
                 _ => None,
             }));
         }
@@ -167,6 +167,7 @@ fn config(model: &Model) -> String {
         Model::ZImage(config) => format!("{config:?}"),
         Model::AutoencoderKl(config) => format!("{config:?}"),
         Model::AutoencoderTiny(config) => format!("{config:?}"),
+        Model::QwenImageVae(config) => format!("{config:?}"),
     };
     let fields = text.strip_prefix("Config { ").and_then(|t| t.strip_suffix(" }"));
     fields.unwrap_or(&text).to_owned()
@@ -227,6 +228,8 @@ fn not_run(model: &Model, name: &str) -> bool {
         }
         // Counts the steps of the training.
         Model::AutoencoderKl(config) => config.packing.is_some() && name == "bn.num_batches_tracked",
+        // For more than one frame.
+        Model::QwenImageVae(_) => name.contains(".time_conv."),
         _ => false,
     }
 }
@@ -272,7 +275,7 @@ fn graphs(
             g.output("output", output);
             Ok(())
         })?,
-        Model::AutoencoderKl(_) | Model::AutoencoderTiny(_) => {
+        Model::AutoencoderKl(_) | Model::AutoencoderTiny(_) | Model::QwenImageVae(_) => {
             let Some(vae) = Vae::of(model) else { return Ok(list) };
             let halves = [
                 ("decode", vae.has_decoder(), VaeTask::Decode { height, width }),

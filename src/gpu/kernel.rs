@@ -1,6 +1,8 @@
 use super::Gpu;
 use super::wgsl::KernelSpec;
 use crate::error::GpuError;
+#[cfg(all(feature = "native", not(target_arch = "wasm32")))]
+use crate::plan::Step;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,6 +39,18 @@ impl Gpu {
         let mut kernels = self.kernels.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         kernels.insert(spec.clone(), kernel.clone());
         Ok(kernel)
+    }
+
+    /// Fills the cache with the kernels of a plan, on all threads.
+    #[cfg(all(feature = "native", not(target_arch = "wasm32")))]
+    pub(super) fn compile_all(&self, steps: &[Step]) -> Result<(), GpuError> {
+        use rayon::prelude::*;
+        let kernels: HashMap<&KernelSpec, &Step> = steps.iter().map(|step| (&step.kernel, step)).collect();
+        let compile = |(spec, step): (&KernelSpec, &Step)| pollster::block_on(self.kernel(spec, &step.numbers()));
+        kernels
+            .into_par_iter()
+            .map(compile)
+            .try_for_each(|kernel| kernel.map(drop))
     }
 
     async fn compile(&self, spec: &KernelSpec, bindings: &[u32]) -> Result<Kernel, GpuError> {

@@ -57,7 +57,7 @@ impl Gpu {
             return Err(GpuError::OutOfMemory { wanted }.into());
         }
         let mut session = session?;
-        session.record(graph).await?;
+        session.record().await?;
         self.check()?;
         Ok(session)
     }
@@ -148,17 +148,15 @@ impl Gpu {
 
 impl GpuSession {
     /// Compiles the kernels and binds the buffers of every step.
-    async fn record(&mut self, graph: &Graph) -> Result<()> {
+    async fn record(&mut self) -> Result<()> {
+        #[cfg(all(feature = "native", not(target_arch = "wasm32")))]
+        self.gpu.compile_all(&self.plan.steps)?;
         let mut dispatches = Vec::with_capacity(self.plan.steps.len());
         let mut work = 0.0;
         let mut costs = self.plan.nodes.iter().zip(&self.plan.node_costs).peekable();
         for (i, step) in self.plan.steps.iter().enumerate() {
-            let numbers: Vec<u32> = step.bindings.iter().map(|(n, _)| *n).collect();
-            let kernel = self.gpu.kernel(&step.kernel, &numbers).await.map_err(|e| {
-                tracing::error!(node = %graph.nodes()[step.node].path, "{e}");
-                e
-            })?;
-            let mut entries = Vec::with_capacity(numbers.len() + 1);
+            let kernel = self.gpu.kernel(&step.kernel, &step.numbers()).await?;
+            let mut entries = Vec::with_capacity(step.bindings.len() + 1);
             if let Some(params) = &self.params {
                 entries.push(wgpu::BindGroupEntry {
                     binding: 0,

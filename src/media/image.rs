@@ -49,6 +49,9 @@ impl Format {
 }
 
 impl Image {
+    /// Pixels of a picture that is read or brought to another size, at most: running out of memory ends a program without a word.
+    pub const MAX_PIXELS: u64 = 1 << 28;
+
     /// A picture from its pixels.
     ///
     /// # Panics
@@ -126,6 +129,11 @@ impl Image {
             return Err(format_error(name, "not a PNG, JPEG or WebP picture"));
         }
         let mut decoder = reader.into_decoder().map_err(fail)?;
+        let (width, height) = decoder.dimensions();
+        if u64::from(width) * u64::from(height) > Self::MAX_PIXELS {
+            let reason = format!("{width}x{height} is more than {} pixels", Self::MAX_PIXELS);
+            return Err(format_error(name, &reason));
+        }
         let orientation = decoder.orientation().map_err(fail)?;
         let mut picture = DynamicImage::from_decoder(decoder).map_err(fail)?;
         picture.apply_orientation(orientation);
@@ -196,6 +204,38 @@ impl Image {
             found.push((chunk.keyword.clone(), chunk.get_text().map_err(fail)?));
         }
         Ok(found)
+    }
+
+    /// The picture with its last column and row repeated up to a size, where that is larger.
+    #[must_use]
+    pub fn pad(&self, width: u32, height: u32) -> Self {
+        self.window(width.max(self.width), height.max(self.height))
+    }
+
+    /// The upper left part of the picture, where it is larger than this size.
+    ///
+    /// # Panics
+    /// If a side is 0.
+    #[must_use]
+    pub fn crop(&self, width: u32, height: u32) -> Self {
+        self.window(width.min(self.width), height.min(self.height))
+    }
+
+    /// The pixels from the upper left corner on; beyond an edge, that of the edge.
+    fn window(&self, width: u32, height: u32) -> Self {
+        let mut rgb8 = Vec::with_capacity(3 * width as usize * height as usize);
+        for y in 0..height.min(self.height) as usize {
+            let row = &self.rgb8[3 * y * self.width as usize..][..3 * self.width as usize];
+            rgb8.extend_from_slice(&row[..3 * width.min(self.width) as usize]);
+            for _ in self.width..width {
+                rgb8.extend_from_slice(&row[row.len() - 3..]);
+            }
+        }
+        let last = rgb8.len() - 3 * width as usize;
+        for _ in self.height..height {
+            rgb8.extend_from_within(last..last + 3 * width as usize);
+        }
+        Self::new(width, height, rgb8)
     }
 
     /// The picture at another size (Lanczos, 3 lobes); the aspect ratio is not kept.
@@ -273,6 +313,19 @@ mod tests {
     }
 
     #[test]
+    fn a_header_that_promises_too_much_is_refused() {
+        let mut bytes = gradient(33, 7).to_bytes(Format::Png, &[]).expect("bytes");
+        // Width and height of the first chunk, and its checksum.
+        bytes[16..24].copy_from_slice(&[0, 1, 0x86, 0xa0, 0, 1, 0x86, 0xa0]);
+        let crc = bytes[12..29].iter().fold(!0u32, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |c, _| (c >> 1) ^ (0xedb8_8320 * (c & 1)))
+        });
+        bytes[29..33].copy_from_slice(&(!crc).to_be_bytes());
+        let error = Image::from_bytes(&bytes, "x").expect_err("too large").to_string();
+        assert_eq!(error, "x: 100000x100000 is more than 268435456 pixels");
+    }
+
+    #[test]
     fn text_round_trips_and_bytes_are_stable() {
         let pair = |k: &str, v: &str| (k.to_owned(), v.to_owned());
         let text = [
@@ -300,6 +353,19 @@ mod tests {
         let flat = Image::new(8, 8, vec![77; 192]);
         assert_eq!(flat.resize(3, 5), Image::new(3, 5, vec![77; 45]));
         assert_eq!(flat.resize(8, 8), flat);
+    }
+
+    #[test]
+    fn pads_with_the_edges_and_crops() {
+        let image = Image::new(2, 2, (0..12).collect());
+        let padded = image.pad(3, 4);
+        let rows: Vec<_> = padded.rgb8().chunks(9).collect();
+        assert_eq!(rows[0], [0, 1, 2, 3, 4, 5, 3, 4, 5]);
+        assert_eq!(rows[1], [6, 7, 8, 9, 10, 11, 9, 10, 11]);
+        assert!(rows.len() == 4 && rows[2] == rows[1] && rows[3] == rows[1]);
+        assert_eq!(padded.crop(2, 2), image);
+        assert_eq!(gradient(9, 7).pad(16, 8).crop(9, 7), gradient(9, 7));
+        assert_eq!(image.pad(1, 1), image);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The KL autoencoder of Stable Diffusion, FLUX, CogView4 and Z-Image: pictures in -1..1 to latents and back.
 
-use super::blocks::{activation, affine, channels, conv, conv1, conv3, group_norm, linear_bias, merge, result};
+use super::blocks::{activation, affine, attend_pixels, channels, conv, conv1, conv3, group_norm, result};
 use super::config::{Json, count};
+use super::parts::Step;
 use super::{Part, Side};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
-use crate::ops::{Act, Attention, Conv2d, Epilogue};
+use crate::ops::{Act, Conv2d, Epilogue};
 use crate::tensor::DType;
 use serde_json::Value as JsonValue;
 
@@ -303,7 +304,7 @@ fn statistics(w: &Weights, cfg: &Config, packing: &Packing) -> Result<(Vec<f64>,
 pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Result<Value> {
     let half = half(w, "decoder", &cfg.decoder)?;
     let mut x = latent;
-    for step in half.decoder_steps() {
+    for step in half.steps(Side::Decoder) {
         x = decoder_step(g, w, cfg, half, step, x)?;
     }
     Ok(x)
@@ -317,7 +318,7 @@ pub fn decoder(g: &mut Graph, w: &Weights, cfg: &Config, latent: Value) -> Resul
 pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, image: Value) -> Result<(Value, Value)> {
     let half = half(w, "encoder", &cfg.encoder)?;
     let mut x = image;
-    for step in half.encoder_steps() {
+    for step in half.steps(Side::Encoder) {
         x = encoder_step(g, w, cfg, half, step, x)?;
     }
     let mean = g.slice(x, 1, 0, cfg.latent_channels)?;
@@ -325,76 +326,23 @@ pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, image: Value) -> Result
     Ok((mean, logvar))
 }
 
-/// A step of one half. Levels count from the side where the half begins.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    /// All that runs at the size of the latent.
-    Coarse,
-    /// To the resolution of this level of the decoder.
-    Up(usize),
-    /// From the resolution of this level of the encoder to the next.
-    Down(usize),
-    /// Block of a level.
-    Resnet(usize, usize),
-    /// The convolution next to the picture.
-    Picture,
-}
-
 impl Half {
-    fn decoder_steps(&self) -> Vec<Step> {
-        let mut steps = vec![Step::Coarse];
-        for level in 1..self.channels.len() {
-            steps.push(Step::Up(level));
-            steps.extend((0..self.blocks).map(|block| Step::Resnet(level, block)));
-        }
-        steps.push(Step::Picture);
-        steps
-    }
-
-    fn encoder_steps(&self) -> Vec<Step> {
-        let mut steps = vec![Step::Picture];
-        for level in 0..self.channels.len() - 1 {
-            steps.extend((0..self.blocks).map(|block| Step::Resnet(level, block)));
-            steps.push(Step::Down(level));
-        }
-        steps.push(Step::Coarse);
-        steps
-    }
-
-    /// What tiling must know of a step; `scale` is that of a level in pixels per latent pixel.
-    fn part(&self, step: Step, side: Side) -> Part {
-        let last = self.channels.len() - 1;
-        let scale = |level: usize| match side {
-            Side::Decoder => 1 << level,
-            Side::Encoder => 1 << (last - level),
-        };
-        let part = |input, output, reach, whole| Part {
-            input,
-            output,
-            reach,
-            whole,
-        };
-        match step {
-            Step::Coarse => part(1, 1, 0, true),
-            Step::Up(level) => part(scale(level - 1), scale(level), 1, false),
-            Step::Down(level) => part(scale(level), scale(level + 1), 2, false),
-            Step::Resnet(level, _) => part(scale(level), scale(level), 2, false),
-            Step::Picture => part(1 << last, 1 << last, 1, false),
-        }
+    fn steps(&self, side: Side) -> Vec<Step> {
+        Step::list(side, self.channels.len(), self.blocks)
     }
 }
 
 impl Config {
     /// The parts of one half, in order: see [`Vae::parts`](super::Vae::parts).
     pub(super) fn parts(&self, side: Side) -> Vec<Part> {
-        let (half, steps): (_, fn(&Half) -> Vec<Step>) = match side {
-            Side::Encoder => (&self.encoder, Half::encoder_steps),
-            Side::Decoder => (&self.decoder, Half::decoder_steps),
+        let half = match side {
+            Side::Encoder => &self.encoder,
+            Side::Decoder => &self.decoder,
         };
         let Some(half) = half else { return Vec::new() };
         let pack = if self.packing.is_some() { Packing::PATCH } else { 1 };
-        let part = |step| {
-            let part = half.part(step, side);
+        let part = |step: Step| {
+            let part = step.part(side, half.channels.len());
             let [input, output] = match (step, side) {
                 (Step::Coarse, Side::Decoder) => [1, pack],
                 (Step::Coarse, Side::Encoder) => [pack, 1],
@@ -402,7 +350,7 @@ impl Config {
             };
             Part { input, output, ..part }
         };
-        steps(half).into_iter().map(part).collect()
+        half.steps(side).into_iter().map(part).collect()
     }
 
     /// One of [`Config::parts`].
@@ -411,7 +359,7 @@ impl Config {
         match side {
             Side::Decoder => {
                 let half = half(w, "decoder", &self.decoder)?;
-                let steps = half.decoder_steps();
+                let steps = half.steps(Side::Decoder);
                 if index == 0 {
                     x = unscale(g, w, self, x)?;
                 }
@@ -423,7 +371,7 @@ impl Config {
             }
             Side::Encoder => {
                 let half = half(w, "encoder", &self.encoder)?;
-                let steps = half.encoder_steps();
+                let steps = half.steps(Side::Encoder);
                 if index == 0 {
                     x = g.scale(x, 2.0, -1.0)?;
                 }
@@ -570,30 +518,6 @@ fn resnet(g: &mut Graph, w: &Weights, cfg: &Config, x: Value, out: usize) -> Res
 
 /// One head over all pixels.
 fn attention(g: &mut Graph, w: &Weights, cfg: &Config, x: Value) -> Result<Value> {
-    let shape = g.shape(x).clone();
-    let (c, pixels) = (channels(g, x), shape.iter().skip(2).product());
     let h = group_norm(g, &w.at("group_norm"), x, cfg.groups, Act::None)?;
-    let h = g.reshape(h, [c, pixels])?;
-    let h = g.permute(h, &[1, 0])?;
-    let project = |g: &mut Graph, name: &str| -> Result<Value> {
-        let y = linear_bias(g, &w.at(name), h, c, Epilogue::default())?;
-        Ok(g.reshape(y, [1, pixels, 1, c])?)
-    };
-    let q = project(g, "to_q")?;
-    let k = project(g, "to_k")?;
-    let v = project(g, "to_v")?;
-    g.enter(w);
-    let attributes = Attention {
-        mask: None,
-        causal: false,
-        scale: (c as f32).sqrt().recip(),
-    };
-    let a = g.attention(q, k, v, attributes)?;
-    let a = merge(g, a)?;
-    let a = linear_bias(g, &w.at("to_out.0"), a, c, Epilogue::default())?;
-    let a = g.permute(a, &[1, 0])?;
-    let a = g.reshape(a, shape)?;
-    let y = g.add(x, a)?;
-    g.tap(w.path(), y);
-    Ok(y)
+    attend_pixels(g, w, x, h, "to_out.0")
 }

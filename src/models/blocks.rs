@@ -3,7 +3,7 @@
 use crate::checkpoint::Weights;
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
-use crate::ops::{Act, Conv2d, Epilogue};
+use crate::ops::{Act, Attention, Conv2d, Epilogue};
 use crate::tensor::{DType, Tensor};
 
 /// Widest head that attention takes. Tables of angles are made before it sees one.
@@ -78,6 +78,35 @@ pub(super) fn merge(g: &mut Graph, x: Value) -> Result<Value, ShapeError> {
         return Err(ShapeError::new("merge", &[g.ty(x).clone()], "wants [1, t, h, d]"));
     };
     g.reshape(x, [tokens, heads * head_dim])
+}
+
+/// `x` plus one head of attention over all pixels of `h`, `[1, c, height, width]` both; `out` names the last projection.
+pub(super) fn attend_pixels(g: &mut Graph, w: &Weights, x: Value, h: Value, out: &str) -> Result<Value> {
+    let shape = g.shape(x).clone();
+    let (c, pixels) = (channels(g, x), shape.iter().skip(2).product());
+    let h = g.reshape(h, [c, pixels])?;
+    let h = g.permute(h, &[1, 0])?;
+    let project = |g: &mut Graph, name: &str| -> Result<Value> {
+        let y = linear_bias(g, &w.at(name), h, c, Epilogue::default())?;
+        Ok(g.reshape(y, [1, pixels, 1, c])?)
+    };
+    let q = project(g, "to_q")?;
+    let k = project(g, "to_k")?;
+    let v = project(g, "to_v")?;
+    g.enter(w);
+    let attributes = Attention {
+        mask: None,
+        causal: false,
+        scale: (c as f32).sqrt().recip(),
+    };
+    let a = g.attention(q, k, v, attributes)?;
+    let a = merge(g, a)?;
+    let a = linear_bias(g, &w.at(out), a, c, Epilogue::default())?;
+    let a = g.permute(a, &[1, 0])?;
+    let a = g.reshape(a, shape)?;
+    let y = g.add(x, a)?;
+    g.tap(w.path(), y);
+    Ok(y)
 }
 
 /// A value from the host, in the element type of the graph's activations.

@@ -75,6 +75,17 @@ impl<'a> Json<'a> {
         }
     }
 
+    /// A list of so many finite numbers.
+    pub(super) fn numbers(&self, key: &str, count: usize) -> Result<Option<Vec<f64>>, CheckpointError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = |v: &Value| v.as_f64().filter(|v| v.is_finite());
+        let numbers = value.as_array().and_then(|items| items.iter().map(number).collect());
+        match numbers {
+            Some(numbers) if Vec::len(&numbers) == count => Ok(Some(numbers)),
+            _ => Err(self.error(format!("`{key}` is {value}, not a list of {count} numbers"))),
+        }
+    }
+
     /// Refuses a size that differs from that of the tensors.
     pub(super) fn agree(&self, key: &str, tensors: usize) -> Result<(), CheckpointError> {
         match self.get(key) {

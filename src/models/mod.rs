@@ -7,6 +7,7 @@ pub mod blocks;
 mod config;
 mod parts;
 pub mod qwen3;
+pub mod qwen_image_vae;
 pub mod tiny_autoencoder;
 mod vae;
 pub mod z_image;
@@ -40,6 +41,8 @@ pub enum Model {
     AutoencoderKl(autoencoder_kl::Config),
     /// TAESD and its kin.
     AutoencoderTiny(tiny_autoencoder::Config),
+    /// Autoencoder of Qwen-Image and of Wan 2.1, for single pictures.
+    QwenImageVae(qwen_image_vae::Config),
 }
 
 /// A row of the model table.
@@ -93,6 +96,12 @@ pub const MODELS: &[ModelEntry] = &[
         },
         licence: "TAESD, TAEF1 and TAEF2: MIT",
     },
+    ModelEntry {
+        name: "AutoencoderKLQwenImage",
+        role: Role::Autoencoder,
+        read: |c| Some(qwen_image_vae::Config::detect(c)?.with_file(c).map(Model::QwenImageVae)),
+        licence: "Qwen-Image and Wan 2.1: Apache-2.0",
+    },
 ];
 
 impl Model {
@@ -125,6 +134,7 @@ impl Model {
             Self::Qwen3(_) => &MODELS[1],
             Self::AutoencoderKl(_) => &MODELS[2],
             Self::AutoencoderTiny(_) => &MODELS[3],
+            Self::QwenImageVae(_) => &MODELS[4],
         }
     }
 }

@@ -31,6 +31,72 @@ impl Part {
     }
 }
 
+/// A step of one half of an autoencoder with residual blocks at several resolutions, its levels. Levels count from the side where
+/// the half begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// All that runs at the size of the latent.
+    Coarse,
+    /// To the resolution of this level of the decoder.
+    Up(usize),
+    /// From the resolution of this level of the encoder to the next.
+    Down(usize),
+    /// Block of a level.
+    Resnet(usize, usize),
+    /// The convolution next to the picture.
+    Picture,
+}
+
+impl Step {
+    /// The steps of one half with so many levels, of so many blocks each.
+    pub(super) fn list(side: Side, levels: usize, blocks: usize) -> Vec<Self> {
+        let resnets = |level| (0..blocks).map(move |block| Self::Resnet(level, block));
+        let mut steps = Vec::new();
+        match side {
+            Side::Decoder => {
+                steps.push(Self::Coarse);
+                for level in 1..levels {
+                    steps.push(Self::Up(level));
+                    steps.extend(resnets(level));
+                }
+                steps.push(Self::Picture);
+            }
+            Side::Encoder => {
+                steps.push(Self::Picture);
+                for level in 0..levels.saturating_sub(1) {
+                    steps.extend(resnets(level));
+                    steps.push(Self::Down(level));
+                }
+                steps.push(Self::Coarse);
+            }
+        }
+        steps
+    }
+
+    /// What tiling must know of it.
+    pub(super) fn part(self, side: Side, levels: usize) -> Part {
+        let last = levels.saturating_sub(1);
+        // Pixels per latent pixel.
+        let scale = |level: usize| match side {
+            Side::Decoder => 1 << level,
+            Side::Encoder => 1 << (last - level),
+        };
+        let part = |input, output, reach, whole| Part {
+            input,
+            output,
+            reach,
+            whole,
+        };
+        match self {
+            Self::Coarse => part(1, 1, 0, true),
+            Self::Up(level) => part(scale(level - 1), scale(level), 1, false),
+            Self::Down(level) => part(scale(level), scale(level + 1), 2, false),
+            Self::Resnet(level, _) => part(scale(level), scale(level), 2, false),
+            Self::Picture => part(1 << last, 1 << last, 1, false),
+        }
+    }
+}
+
 /// How the group norms of a graph that works on a tile learn of the rest of the picture.
 ///
 /// Norms count from 0 in the order in which the graph is built. Those before `given` read mean and variance from inputs

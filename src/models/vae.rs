@@ -1,6 +1,6 @@
 //! Every autoencoder under one face: a latent as the transformer has it to a picture in 0..=1, and back.
 
-use super::{Model, Part, Side, autoencoder_kl, tiny_autoencoder};
+use super::{Model, Part, Side, autoencoder_kl, qwen_image_vae, tiny_autoencoder};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::Result;
 use crate::graph::{Graph, Value};
@@ -14,6 +14,8 @@ pub enum Vae {
     Kl(autoencoder_kl::Config),
     /// TAESD and its kin.
     Tiny(tiny_autoencoder::Config),
+    /// Of Qwen-Image and of Wan 2.1, for single pictures.
+    QwenImage(qwen_image_vae::Config),
 }
 
 impl Vae {
@@ -34,6 +36,7 @@ impl Vae {
         match model {
             Model::AutoencoderKl(config) => Some(Self::Kl(config.clone())),
             Model::AutoencoderTiny(config) => Some(Self::Tiny(config.clone())),
+            Model::QwenImageVae(config) => Some(Self::QwenImage(config.clone())),
             _ => None,
         }
     }
@@ -43,6 +46,7 @@ impl Vae {
         match self {
             Self::Kl(config) => config.factor() * if config.packing.is_some() { Packing::PATCH } else { 1 },
             Self::Tiny(config) => config.factor(),
+            Self::QwenImage(config) => config.factor(),
         }
     }
 
@@ -52,6 +56,7 @@ impl Vae {
             Self::Kl(config) if config.packing.is_some() => config.latent_channels * Packing::PATCH.pow(2),
             Self::Kl(config) => config.latent_channels,
             Self::Tiny(config) => config.latent_channels,
+            Self::QwenImage(config) => config.latent_channels,
         }
     }
 
@@ -60,6 +65,7 @@ impl Vae {
         match self {
             Self::Kl(config) => config.image_channels,
             Self::Tiny(config) => config.image_channels,
+            Self::QwenImage(config) => config.image_channels,
         }
     }
 
@@ -68,6 +74,7 @@ impl Vae {
         match self {
             Self::Kl(config) => config.decoder.is_some(),
             Self::Tiny(config) => config.decoder.is_some(),
+            Self::QwenImage(config) => config.decoder.is_some(),
         }
     }
 
@@ -76,6 +83,7 @@ impl Vae {
         match self {
             Self::Kl(config) => config.encoder.is_some(),
             Self::Tiny(config) => config.encoder.is_some(),
+            Self::QwenImage(config) => config.encoder.is_some(),
         }
     }
 
@@ -92,6 +100,7 @@ impl Vae {
         match self {
             Self::Kl(config) => config.parts(side),
             Self::Tiny(config) => config.parts(side),
+            Self::QwenImage(config) => config.parts(side),
         }
     }
 
@@ -103,6 +112,7 @@ impl Vae {
         match self {
             Self::Kl(config) => config.part(g, w, side, index, x),
             Self::Tiny(config) => config.part(g, w, side, index, x),
+            Self::QwenImage(config) => config.part(g, w, side, index, x),
         }
     }
 

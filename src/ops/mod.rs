@@ -9,6 +9,7 @@ mod batched_matmul;
 mod binary;
 mod broadcast;
 mod cast;
+mod channel_rms_norm;
 mod concat;
 mod conv2d;
 mod embedding;
@@ -44,6 +45,7 @@ pub use attention::{Attend, Attention};
 pub use batched_matmul::BatchedMatmul;
 pub use binary::Binary;
 pub use cast::Cast;
+pub use channel_rms_norm::ChannelRmsNorm;
 pub use concat::Concat;
 pub use conv2d::{Conv2d, Convolve};
 pub use embedding::Embedding;
@@ -74,6 +76,7 @@ pub const OPS: &[OpEntry] = &[
     OpEntry::of::<BatchedMatmul>("batched_matmul"),
     OpEntry::of::<Binary>("binary"),
     OpEntry::of::<Cast>("cast"),
+    OpEntry::of::<ChannelRmsNorm>("channel_rms_norm"),
     OpEntry::of::<Concat>("concat"),
     OpEntry::of::<Convolve>("conv2d"),
     OpEntry::of::<Embedding>("embedding"),

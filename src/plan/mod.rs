@@ -47,6 +47,13 @@ pub struct Step {
     pub bindings: Vec<(u32, Place)>,
 }
 
+impl Step {
+    /// Binding numbers, without that of the `Params`.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.bindings.iter().map(|(number, _)| *number).collect()
+    }
+}
+
 /// A named tensor with its type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {

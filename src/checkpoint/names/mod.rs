@@ -2,7 +2,9 @@
 //!
 //! A tensor is a byte range and a shape, so renaming, splitting fused rows and dropping 1x1 extents move no data.
 
+mod causal_vae;
 mod ldm_vae;
+mod taesd;
 mod z_image;
 
 use super::{CheckpointError, TensorInfo};
@@ -21,6 +23,10 @@ pub enum Layout {
     ZImage,
     /// The latent diffusion autoencoder: `decoder.up.0.block.0`.
     Ldm,
+    /// The sequential layers of TAESD: `decoder.3.conv.0`.
+    Taesd,
+    /// The causal autoencoder of Wan and Qwen-Image: `decoder.upsamples.0.residual.2`.
+    Wan,
 }
 
 impl fmt::Display for Layout {
@@ -29,22 +35,41 @@ impl fmt::Display for Layout {
             Self::Diffusers => "diffusers",
             Self::ZImage => "Z-Image original",
             Self::Ldm => "latent diffusion",
+            Self::Taesd => "TAESD original",
+            Self::Wan => "Wan original",
         })
     }
 }
 
-/// Prefixes that whole models carry, each with a name below it that tells.
-const PREFIXES: [(&str, &str); 4] = [
-    ("model.diffusion_model.", "x_embedder.weight"),
-    ("first_stage_model.", "decoder.conv_in.weight"),
-    ("vae.", "decoder.conv_in.weight"),
-    ("model.", "layers.0.self_attn.q_proj.weight"),
+/// Prefixes that whole models carry, each with names below it that tell.
+const PREFIXES: [(&str, &[&str]); 4] = [
+    ("model.diffusion_model.", &["x_embedder.weight"]),
+    ("first_stage_model.", &AUTOENCODER),
+    ("vae.", &AUTOENCODER),
+    ("model.", &["layers.0.self_attn.q_proj.weight"]),
+];
+
+/// The first or last layer of either half of an autoencoder, in any layout.
+const AUTOENCODER: [&str; 10] = [
+    "decoder.conv_in.weight",
+    "encoder.conv_in.weight",
+    "decoder.conv1.weight",
+    "encoder.conv1.weight",
+    "decoder.layers.0.weight",
+    "encoder.layers.0.weight",
+    "decoder.1.weight",
+    "encoder.0.weight",
+    "taesd_decoder.1.weight",
+    "taesd_encoder.0.weight",
 ];
 
 /// Renames everything to diffusers' names; detected from names and shapes alone.
 pub(super) fn to_diffusers(file: &str, mut tensors: Tensors) -> Result<(Tensors, Layout), CheckpointError> {
-    for (prefix, sign) in PREFIXES {
-        if tensors.contains_key(&format!("{prefix}{sign}")) {
+    for (prefix, signs) in PREFIXES {
+        if signs
+            .iter()
+            .any(|sign| tensors.contains_key(&format!("{prefix}{sign}")))
+        {
             tensors = rename(file, tensors, |info| vec![strip(info, prefix)])?;
         }
     }
@@ -54,6 +79,15 @@ pub(super) fn to_diffusers(file: &str, mut tensors: Tensors) -> Result<(Tensors,
     if let Some(levels) = ldm_vae::detect(&tensors) {
         let tensors = rename(file, tensors, |info| vec![ldm_vae::map(info, levels)])?;
         return Ok((tensors, Layout::Ldm));
+    }
+    if let Some(found) = taesd::detect(&tensors) {
+        let tensors = rename(file, tensors, |info| vec![taesd::map(info, found)])?;
+        return Ok((tensors, Layout::Taesd));
+    }
+    if let Some(found) = causal_vae::detect(&tensors) {
+        let layout = found.layout();
+        let tensors = rename(file, tensors, |info| causal_vae::map(info, &found))?;
+        return Ok((tensors, layout));
     }
     Ok((tensors, Layout::Diffusers))
 }

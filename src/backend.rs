@@ -34,7 +34,7 @@ pub struct Kept(#[expect(dead_code, reason = "held, not read")] Held);
 
 #[derive(Debug)]
 enum Held {
-    Gpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<wgpu::Buffer>>>),
+    Gpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Vec<wgpu::Buffer>>>>),
     Cpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Tensor>>>),
 }
 

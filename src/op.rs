@@ -11,6 +11,9 @@ use std::fmt::Debug;
 pub enum Operand {
     /// The n-th input of the node.
     Input(usize),
+    /// Of an input, the n-th of the parts that [`Caps::parts`] cuts a weight into: for operators that run part by part. What is
+    /// not cut is part 0.
+    Part(usize, usize),
     /// The n-th scratch buffer of the way.
     Scratch(usize),
     /// The output of the node.
@@ -90,6 +93,15 @@ impl Way {
     /// The baseline of one launch.
     pub fn baseline(launch: Launch) -> Self {
         Self::single(Self::BASELINE, launch)
+    }
+
+    /// The baseline of a launch for each part of a weight; each writes a part of the output that no other does.
+    pub fn parts(launches: Vec<Launch>) -> Self {
+        Self {
+            name: Self::BASELINE,
+            launches,
+            scratch: Vec::new(),
+        }
     }
 }
 

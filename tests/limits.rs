@@ -141,7 +141,7 @@ impl Growing {
         let inputs = self.op.sample(&types, &mut uniform);
         let views: Vec<View<'_>> = inputs.iter().map(Tensor::view).collect();
         let want = self.op.reference(&views);
-        let got = pollster::block_on(gpu.run_way(&way, &inputs, &output))?;
+        let got = pollster::block_on(gpu.run_way(&way, &inputs, &output, caps))?;
         let tolerance: Tolerance = self.op.tolerance(DType::F32);
         Ok(support::within(&got.data, &want, tolerance)?)
     }

@@ -7,9 +7,10 @@ mod support;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use rotile::gpu::{Caps, Gpu};
-use rotile::op::{Launch, Op, Tolerance, Way};
+use rotile::op::{Launch, Op, Operand, Tolerance, Way};
 use rotile::ops::OPS;
 use rotile::tensor::{DType, Tensor, TensorType, View};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn main() {
@@ -58,6 +59,14 @@ fn main() {
                     trials.push(trial.with_kind("gpu").with_ignored_flag(skip));
                 }
             }
+            for (parts, caps) in case.split(&caps) {
+                let skip =
+                    gpu.is_none() || (!caps.f16 && case.way(Way::BASELINE, &caps).is_ok_and(|way| wants_f16(&way)));
+                let name = format!("{}/{}/{label}/parts={parts}", entry.name, Way::BASELINE);
+                let case = case.clone();
+                let trial = Trial::test(name, move || case.on_gpu(Way::BASELINE, &caps, gpu.ok_or("no GPU")?));
+                trials.push(trial.with_kind("gpu").with_ignored_flag(skip));
+            }
         }
     }
     println!("{combinations} combinations of operator, way, element types and case on the GPU");
@@ -97,6 +106,29 @@ struct Run {
 }
 
 impl Run {
+    /// Adapters that bind so little that the operator takes a weight in two, three, and as many parts as it has rows, where it
+    /// can; with the number of parts.
+    fn split(&self, caps: &Caps) -> BTreeMap<usize, Caps> {
+        let mut found = BTreeMap::new();
+        for (i, ty) in self.inputs.iter().enumerate().filter(|(_, ty)| !ty.shape.is_empty()) {
+            let row = ty.count() / ty.shape[0] * ty.dtype.size();
+            for parts in [2, 3, ty.shape[0].min(100)] {
+                let caps = Caps {
+                    max_binding: (ty.shape[0].div_ceil(parts) * row).next_multiple_of(2 * row) as u64,
+                    ..caps.clone()
+                };
+                let ways = self.op.ways(&self.inputs, &self.output, &caps);
+                let last = Operand::Part(i, caps.parts(ty).len() - 1);
+                let takes = |w: &Way| w.launches.iter().any(|l| l.operands.iter().any(|(_, o)| *o == last));
+                if last != Operand::Part(i, 0) && ways.iter().any(takes) {
+                    assert_eq!(ways.len(), 1, "only the baseline takes parts");
+                    found.insert(caps.parts(ty).len(), caps);
+                }
+            }
+        }
+        found
+    }
+
     fn values(&self) -> (Vec<Tensor>, Vec<f32>) {
         let mut uniform = support::uniform(&format!("{:?}{:?}", self.op, self.inputs));
         let inputs = self.op.sample(&self.inputs, &mut uniform);
@@ -142,7 +174,7 @@ impl Run {
             if !self.op.compute(&views, &mut cpu) {
                 cpu.clone_from(&want);
             }
-            let gpu = pollster::block_on(gpu.run_way(&way, &inputs, &self.output))?.data;
+            let gpu = pollster::block_on(gpu.run_way(&way, &inputs, &self.output, caps))?.data;
             for (device, got) in [("CPU", &cpu), ("GPU", &gpu)] {
                 let lost = want
                     .iter()
@@ -165,7 +197,7 @@ impl Run {
                 return Err(format!("{}: grid {:?} over the limit", launch.kernel, launch.grid).into());
             }
         }
-        let got = pollster::block_on(gpu.run_way(&way, &inputs, &self.output))?;
+        let got = pollster::block_on(gpu.run_way(&way, &inputs, &self.output, caps))?;
         let tolerance = self.op.tolerance(self.output.dtype);
         // The reference is not rounded to the output's type, the result is.
         let want = if tolerance == Tolerance::EXACT {

@@ -2,13 +2,17 @@
 //! gives the same plan.
 
 use proptest::prelude::*;
+use rotile::checkpoint::{Checkpoint, Weights};
 use rotile::error::PlanError;
 use rotile::gpu::Caps;
 use rotile::graph::Graph;
+use rotile::models::{Model, qwen3};
 use rotile::op::Way;
 use rotile::ops::{Act, PatchOrder, TimestepEmbedding};
-use rotile::plan::{Lifetime, Plan, Policy, lower_bound, share};
+use rotile::plan::{Lifetime, Place, Plan, Policy, lower_bound, share};
 use rotile::tensor::{DType, TensorType};
+use std::path::Path;
+use std::sync::Arc;
 
 fn lifetimes() -> impl Strategy<Value = Vec<Lifetime>> {
     let one = (1..5000u64, 0..40usize, 0..12usize).prop_map(|(bytes, first, length)| Lifetime {
@@ -179,4 +183,89 @@ fn a_forced_way_must_exist() {
     assert!(plan(force("sofmax", "baseline")).is_err());
     let plan = plan(force("softmax", Way::BASELINE)).expect("it exists");
     assert!(plan.choices.iter().all(|c| c.reason.contains("forced")));
+}
+
+fn manifest(name: &str) -> Weights {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("goldens/reference/manifests");
+    let checkpoint = Checkpoint::open(folder.join(name)).unwrap_or_else(|e| panic!("{e}"));
+    Weights::new(Arc::new(checkpoint))
+}
+
+#[test]
+fn a_table_over_the_default_limits_is_read_in_parts() {
+    let weights = manifest("qwen3_4b_text_encoder.json");
+    let Ok(Model::Qwen3(config)) = Model::read(weights.checkpoint()) else {
+        panic!("the manifest is no Qwen3")
+    };
+    let mut g = Graph::new(DType::F32);
+    let ids = g.input("ids", TensorType::new(DType::U32, [40]));
+    let embeddings = qwen3::encoder(&mut g, &weights, &config, ids).expect("fits");
+    g.output("embeddings", embeddings);
+    let caps = Caps::baseline();
+    let plan = Plan::gpu(&g, &caps, &Policy::default()).unwrap_or_else(|e| panic!("{e}"));
+
+    let table = plan.weights.iter().position(|w| w.name.contains("embed_tokens"));
+    let table = table.expect("a table");
+    assert_eq!(plan.weights[table].ty.byte_len(), 777_912_320);
+    let parts = caps.parts(&plan.weights[table].ty);
+    assert_eq!(parts.len(), 6);
+    assert!(parts.iter().all(|p| p.ty.byte_len() as u64 <= caps.max_binding));
+    let read: Vec<_> = plan
+        .steps
+        .iter()
+        .flat_map(|s| &s.bindings)
+        .map(|(_, place)| *place)
+        .collect();
+    for part in 0..parts.len() {
+        let place = Place::Weight(table, part);
+        assert_eq!(read.iter().filter(|p| **p == place).count(), 1, "part {part}");
+    }
+    let bytes: usize = plan.weights.iter().map(|w| w.ty.byte_len()).sum();
+    assert_eq!(plan.gpu_bytes().weights, bytes as u64);
+}
+
+/// A graph over a weight, an `f32` matrix `[8, 4]`.
+fn over_weight(build: impl Fn(&mut Graph, rotile::graph::Value) -> rotile::graph::Value) -> Graph {
+    let text = r#"{"tensors": {"w": ["F32", [8, 4]]}}"#;
+    let checkpoint = Checkpoint::describe("w", text).unwrap_or_else(|e| panic!("{e}"));
+    let weights = Weights::new(Arc::new(checkpoint));
+    let mut g = Graph::new(DType::F32);
+    let w = g.weight(&weights, "w", [8, 4]).expect("there");
+    let y = build(&mut g, w);
+    g.output("y", y);
+    g
+}
+
+#[test]
+fn weights_are_cut_only_where_the_operator_takes_parts() {
+    let caps = Caps {
+        max_binding: 64,
+        ..Caps::baseline()
+    };
+    let plan = |g: &Graph, caps: &Caps| Plan::gpu(g, caps, &Policy::default());
+    let matmul = |shape: [usize; 2]| {
+        over_weight(move |g, w| {
+            let x = g.input("x", TensorType::new(DType::F32, [1, shape[1]]));
+            let w = g.reshape(w, shape).expect("fits");
+            g.matmul(x, w, Default::default()).expect("fits")
+        })
+    };
+    let steps = |g: &Graph| plan(g, &caps).map(|p| p.steps.len());
+    assert_eq!(steps(&matmul([8, 4])), Ok(2));
+    // Other rows, and the same bytes in each part.
+    assert_eq!(steps(&matmul([4, 8])), Ok(2));
+    let refused = |g: &Graph, caps: &Caps| match plan(g, caps) {
+        Err(PlanError::ExceedsLimit { bytes, .. }) => bytes,
+        other => panic!("{other:?}"),
+    };
+    // A row over the limit; parts of the reshaped matrix that are not those of the weight.
+    assert_eq!(refused(&matmul([1, 32]), &caps), 128);
+    let uneven = Caps {
+        max_binding: 48,
+        ..caps.clone()
+    };
+    assert_eq!(refused(&matmul([4, 8]), &uneven), 128);
+    // An operator that takes weights whole.
+    let softmax = over_weight(|g, w| g.softmax(w, 1.0).expect("fits"));
+    assert_eq!(refused(&softmax, &caps), 128);
 }

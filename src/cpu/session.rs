@@ -159,7 +159,7 @@ impl CpuSession {
             Place::Shared(i) => &self.buffers[i],
             Place::Input(i) => &self.inputs[i].data,
             Place::Constant(i) => &self.plan.constants[i].data,
-            Place::Weight(i) => &self.weights[i].storage.data,
+            Place::Weight(i, _) => &self.weights[i].storage.data,
         };
         View {
             ty,

@@ -276,18 +276,18 @@ impl Pipeline {
     /// # Errors
     /// If the task does not fit the model or the device.
     pub fn plan(&self, task: Task) -> Result<Plan> {
+        if let Some(task) = task.of_vae() {
+            return self.vae.plan(task);
+        }
         let (graph, _) = self.models.graph(task, self.dtype)?;
         self.device.plan(&graph, &self.policy)
     }
 
-    /// Finds out whether the CPU's memory would hold all these tasks, before any of it is filled. A GPU answers for itself.
+    /// Finds out whether all these tasks fit the limits of the GPU, or the memory of the CPU, before any of it is filled.
     ///
     /// # Errors
-    /// If it would not, or a task does not fit the model.
+    /// If they would not, or a task does not fit the model.
     pub fn check_room(&self, tasks: &[Task]) -> Result<()> {
-        if let Device::Gpu(_) = self.device {
-            return Ok(());
-        }
         let mut wanted = 0;
         for task in tasks.iter().filter(|task| self.sessions().all(|(t, _)| t != **task)) {
             // The autoencoder makes do with tiles, and has looked for room by itself.
@@ -299,7 +299,10 @@ impl Pipeline {
                 wanted += self.plan(*task)?.cpu_bytes().total();
             }
         }
-        budget::check(wanted)
+        match self.device {
+            Device::Gpu(_) => Ok(()),
+            Device::Cpu(_) => budget::check(wanted),
+        }
     }
 
     /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.

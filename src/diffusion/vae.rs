@@ -9,6 +9,8 @@ use crate::graph::Graph;
 use crate::models::{Side, Vae};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
+use std::collections::BTreeSet;
+use std::fmt;
 
 /// How an autoencoder runs. The default decides everything by itself.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -104,14 +106,33 @@ pub struct VaeRunner {
     dtype: DType,
     policy: Policy,
     options: VaeOptions,
-    sessions: Vec<(VaeTask, Session)>,
+    sessions: Vec<(VaeTask, DType, Session)>,
     tiled: Vec<Tiled>,
+    noted: BTreeSet<&'static str>,
+    last: Option<Storage>,
+}
+
+/// How the activations of a run were stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Storage {
+    /// The type behind the result.
+    pub dtype: DType,
+    /// Whether half precision had overflowed before.
+    pub repeated: bool,
+}
+
+impl fmt::Display for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype.name())?;
+        f.write_str(if self.repeated { ", since f16 overflowed" } else { "" })
+    }
 }
 
 /// A task that runs in tiles.
 #[derive(Debug)]
 struct Tiled {
     task: VaeTask,
+    dtype: DType,
     schedule: Schedule,
     // Its largest session takes the room that all of them need, one after the other.
     reserved: Option<Session>,
@@ -131,6 +152,8 @@ impl VaeRunner {
             options: VaeOptions::default(),
             sessions: Vec::new(),
             tiled: Vec::new(),
+            noted: BTreeSet::new(),
+            last: None,
         }
     }
 
@@ -150,47 +173,77 @@ impl VaeRunner {
         &self.device
     }
 
-    /// Storage of activations.
+    /// Storage of activations that the options ask for, where the device has it.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        match self.options.dtype {
+            VaeDType::Auto => self.dtype,
+            VaeDType::F16 if self.device.dtypes().contains(&DType::F16) => DType::F16,
+            VaeDType::F16 | VaeDType::F32 => DType::F32,
+        }
+    }
+
+    /// How the activations of the last result were stored.
+    pub fn last(&self) -> Option<Storage> {
+        self.last
     }
 
     /// Sessions that are ready, with their tasks.
     pub fn sessions(&self) -> impl Iterator<Item = (VaeTask, &Session)> {
-        self.sessions.iter().map(|(task, session)| (*task, session))
+        self.sessions.iter().map(|(task, _, session)| (*task, session))
     }
 
-    /// The plan of a task: nothing is allocated.
+    /// The plan of a task as a whole: nothing is allocated.
     ///
     /// # Errors
     /// If the task does not fit the model or the device.
     pub fn plan(&self, task: VaeTask) -> Result<Plan> {
-        let graph = task.graph(&self.vae, &self.weights, self.dtype)?;
+        let graph = task.graph(&self.vae, &self.weights, self.dtype())?;
         self.device.plan(&graph, &self.policy)
     }
 
-    /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.
+    /// Makes a task ready to run as a whole: compiles its kernels, allocates its buffers, uploads its weights.
     ///
     /// # Errors
     /// If the task does not fit the model or the device, or a weight cannot be loaded.
     pub async fn prepare(&mut self, task: VaeTask) -> Result<&mut Session> {
-        let ready = self.sessions.iter().position(|(t, _)| *t == task);
+        self.prepare_as(task, self.dtype()).await
+    }
+
+    async fn prepare_as(&mut self, task: VaeTask, dtype: DType) -> Result<&mut Session> {
+        let ready = self.sessions.iter().position(|(t, d, _)| (*t, *d) == (task, dtype));
         let entry = match ready {
             Some(index) => self.sessions.remove(index),
             None => {
+                let _kept = self.make_way(task);
                 if self.sessions.len() >= KEPT {
                     self.sessions.remove(0);
                 }
-                let graph = task.graph(&self.vae, &self.weights, self.dtype)?;
+                let graph = task.graph(&self.vae, &self.weights, dtype)?;
                 tracing::debug!(?task, nodes = graph.nodes().len(), "prepare");
                 let session = self.device.prepare(&graph, &self.weights, &self.policy).await?;
-                (task, session)
+                (task, dtype, session)
             }
         };
         // The latest is last, so that the first is the one to go.
         self.sessions.push(entry);
         let last = self.sessions.len() - 1;
-        Ok(&mut self.sessions[last].1)
+        Ok(&mut self.sessions[last].2)
+    }
+
+    /// Frees what a task has in other storage or tiles: there may be no room for both. The weights stay for as long as the
+    /// result lives.
+    fn make_way(&mut self, task: VaeTask) -> Vec<Kept> {
+        let mut kept = Vec::new();
+        self.sessions.retain(|(t, _, session)| {
+            if *t == task {
+                kept.push(session.keep_weights());
+            }
+            *t != task
+        });
+        for tiled in self.tiled.extract_if(.., |tiled| tiled.task == task) {
+            kept.extend(tiled.kept);
+        }
+        kept
     }
 
     /// Frees every session and the weights that only they held.
@@ -210,14 +263,24 @@ impl VaeRunner {
     /// # Errors
     /// If not even tiles fit, or what was asked for makes no sense.
     pub async fn ready(&mut self, task: VaeTask, on: &mut dyn FnMut(Event)) -> Result<()> {
-        if self.find(task).is_some() || self.sessions.iter().any(|(t, _)| *t == task) {
+        if self.options.dtype == VaeDType::F16 && self.dtype() != DType::F16 {
+            let name = self.device.name();
+            self.note_once("f16", format!("{name} has no f16 storage: the autoencoder has f32"), on);
+        }
+        self.ready_as(task, self.dtype(), on).await
+    }
+
+    async fn ready_as(&mut self, task: VaeTask, dtype: DType, on: &mut dyn FnMut(Event)) -> Result<()> {
+        let whole = |(t, d, _): &(VaeTask, DType, Session)| (*t, *d) == (task, dtype);
+        if self.find(task, dtype).is_some() || self.sessions.iter().any(whole) {
             return Ok(());
         }
-        match self.route(task)? {
+        match self.route_as(task, dtype)? {
             Route::Whole => {
-                self.prepare(task).await?;
+                self.prepare_as(task, dtype).await?;
             }
             Route::Tiled(schedule, note) => {
+                let _kept = self.make_way(task);
                 on(Event::Note(note));
                 let reserved = schedule
                     .reserve(self.half(task.side()), (&self.device, &self.policy))
@@ -227,6 +290,7 @@ impl VaeRunner {
                 }
                 self.tiled.push(Tiled {
                     task,
+                    dtype,
                     schedule,
                     kept: vec![reserved.keep_weights()],
                     reserved: Some(reserved),
@@ -242,10 +306,14 @@ impl VaeRunner {
     /// # Errors
     /// As [`VaeRunner::ready`].
     pub fn route(&self, task: VaeTask) -> Result<Route> {
+        self.route_as(task, self.dtype())
+    }
+
+    fn route_as(&self, task: VaeTask, dtype: DType) -> Result<Route> {
         route(
             self.half(task.side()),
             task.size(),
-            self.dtype,
+            dtype,
             (&self.device, &self.policy),
             self.options.tile,
             self.options.max_memory,
@@ -260,8 +328,8 @@ impl VaeRunner {
         }
     }
 
-    fn find(&self, task: VaeTask) -> Option<usize> {
-        self.tiled.iter().position(|tiled| tiled.task == task)
+    fn find(&self, task: VaeTask, dtype: DType) -> Option<usize> {
+        self.tiled.iter().position(|t| (t.task, t.dtype) == (task, dtype))
     }
 
     /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`, nominally in 0..=1 but not clamped.
@@ -285,9 +353,7 @@ impl VaeRunner {
             return Err(misshapen("latent", channels, latent));
         }
         let task = VaeTask::Decode { height, width };
-        let picture = self.run(task, latent, on, cancel).await?;
-        check_finite(&picture, &self.device, self.dtype, || "picture".into())?;
-        Ok(picture)
+        self.run_finite(task, latent, on, cancel).await
     }
 
     /// A picture `[1, 3, f h, f w]` in 0..=1 to the mean of its latent `[1, c, h, w]`, as the transformer takes it.
@@ -319,25 +385,62 @@ impl VaeRunner {
             height: height / factor,
             width: width / factor,
         };
-        let latent = self.run(task, picture, on, cancel).await?;
-        check_finite(&latent, &self.device, self.dtype, || "latent of the picture".into())?;
-        Ok(latent)
+        self.run_finite(task, picture, on, cancel).await
     }
 
-    async fn run(
+    /// Runs a task; where half precision has overflowed, again in single precision.
+    async fn run_finite(
         &mut self,
         task: VaeTask,
         input: &Tensor,
         on: &mut dyn FnMut(Event),
         cancel: &Cancel,
     ) -> Result<Tensor> {
+        let mut storage = Storage {
+            dtype: self.dtype(),
+            repeated: false,
+        };
         self.ready(task, on).await?;
-        let Some(index) = self.find(task) else {
+        let mut result = self.run(task, input, storage.dtype, on, cancel).await?;
+        let overflowed = |t: &Tensor| t.first_non_finite().is_some();
+        if storage.dtype == DType::F16 && overflowed(&result) && !overflowed(input) {
+            let note = "the autoencoder overflowed in f16 and was run again in f32; --vae-dtype f32 does so at once";
+            self.note_once("overflow", note.into(), on);
+            storage = Storage {
+                dtype: DType::F32,
+                repeated: true,
+            };
+            result = self.run(task, input, DType::F32, on, cancel).await?;
+        }
+        check_finite(&result, &self.device, storage.dtype, || match task {
+            VaeTask::Decode { .. } => "picture".into(),
+            VaeTask::Encode { .. } => "latent of the picture".into(),
+        })?;
+        self.last = Some(storage);
+        Ok(result)
+    }
+
+    fn note_once(&mut self, what: &'static str, note: String, on: &mut dyn FnMut(Event)) {
+        if self.noted.insert(what) {
+            on(Event::Note(note));
+        }
+    }
+
+    async fn run(
+        &mut self,
+        task: VaeTask,
+        input: &Tensor,
+        dtype: DType,
+        on: &mut dyn FnMut(Event),
+        cancel: &Cancel,
+    ) -> Result<Tensor> {
+        self.ready_as(task, dtype, on).await?;
+        let Some(index) = self.find(task, dtype) else {
             let name = match task {
                 VaeTask::Decode { .. } => "latent",
                 VaeTask::Encode { .. } => "picture",
             };
-            let outputs = self.prepare(task).await?.run(&[(name, input)]).await?;
+            let outputs = self.prepare_as(task, dtype).await?.run(&[(name, input)]).await?;
             let first = outputs.into_iter().next();
             return first.ok_or_else(|| Error::Request(format!("{task:?} has no result")));
         };

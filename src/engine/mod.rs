@@ -102,17 +102,7 @@ impl Engine {
         // Everything is planned, compiled and allocated before the first step, the decoder too: nothing can fail for want of
         // room after the last one.
         on(Event::Stage(Stage::Prepare));
-        let tokens = self.pipeline.tokens(&request.prompt)?.ids.len();
-        self.pipeline.check_room(&[
-            Task::Text { tokens },
-            Task::Caption { tokens },
-            Task::Denoise {
-                tokens: tokens.next_multiple_of(z_image::TOKEN_MULTIPLE),
-                height,
-                width,
-            },
-            Task::Decode { height, width },
-        ])?;
+        self.pipeline.check_room(&self.tasks(request, &settings)?)?;
         self.pipeline.prepare_decode([height, width], &mut on).await?;
         proceed(cancel)?;
         on(Event::Stage(Stage::Text));
@@ -289,6 +279,31 @@ impl Engine {
         (planned, allocated)
     }
 
+    /// All that a request runs.
+    fn tasks(&self, request: &Request, settings: &Settings) -> Result<Vec<Task>> {
+        let (factor, _) = self.pipeline.factors();
+        let (height, width) = (settings.height as usize / factor, settings.width as usize / factor);
+        let mut tasks = vec![Task::Decode { height, width }];
+        if request.init_image.is_some() {
+            tasks.push(Task::Encode { height, width });
+        }
+        let negative = settings.guidance.is_on().then_some(&request.negative_prompt);
+        for prompt in [Some(&request.prompt), negative].into_iter().flatten() {
+            let tokens = self.pipeline.tokens(prompt)?.ids.len();
+            let denoise = Task::Denoise {
+                tokens: tokens.next_multiple_of(z_image::TOKEN_MULTIPLE),
+                height,
+                width,
+            };
+            for task in [Task::Text { tokens }, Task::Caption { tokens }, denoise] {
+                if !tasks.contains(&task) {
+                    tasks.push(task);
+                }
+            }
+        }
+        Ok(tasks)
+    }
+
     async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
         let tokens = self.pipeline.tokens(prompt)?;
         if let Some(note) = tokens.note() {
@@ -411,6 +426,11 @@ impl Engine {
             ("device", self.pipeline.device().name()),
             ("dtype", self.pipeline.dtype().name().to_owned()),
         ];
+        if let Some(storage) = self.pipeline.vae().last()
+            && (storage.repeated || storage.dtype != self.pipeline.dtype())
+        {
+            list.push(("vae_dtype", storage.to_string()));
+        }
         if request.init_image.is_some() {
             list.push(("strength", request.strength.to_string()));
         }
@@ -425,7 +445,7 @@ impl Engine {
 
 /// The device, why it is this one, and how it stores activations.
 async fn open_device(options: &Options) -> Result<(Device, String, DType)> {
-    let (device, device_note) = options.device.open().await?;
+    let (device, device_note) = options.device.open(&options.limits).await?;
     let dtype = options.dtype.unwrap_or(DType::F32);
     if !device.dtypes().contains(&dtype) {
         let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();

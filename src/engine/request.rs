@@ -3,7 +3,7 @@ use crate::cpu::Cpu;
 use crate::diffusion::noise::Rng;
 use crate::diffusion::vae::VaeOptions;
 use crate::error::{GpuError, Result};
-use crate::gpu::{AdapterChoice, Gpu};
+use crate::gpu::{AdapterChoice, Gpu, Limits};
 use crate::media::Image;
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -22,18 +22,18 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Opens the device; says why it is this one.
+    /// Opens the device, a GPU within `limits`; says why it is this one.
     ///
     /// # Errors
     /// If a GPU is asked for that is not there, or its driver gives no device.
-    pub async fn open(&self) -> Result<(Device, String)> {
+    pub async fn open(&self, limits: &Limits) -> Result<(Device, String)> {
         let cpu = |reason: &str| Ok((Device::Cpu(Cpu::default()), reason.to_owned()));
         let adapter = match self {
             Self::Cpu => return cpu("asked for"),
             Self::Auto => &AdapterChoice::Best,
             Self::Gpu(adapter) => adapter,
         };
-        match Gpu::open(adapter).await {
+        match Gpu::open_limited(adapter, limits).await {
             Ok(gpu) => {
                 let reason = gpu.reason().to_owned();
                 Ok((Device::Gpu(gpu), reason))
@@ -70,6 +70,8 @@ pub struct Options {
     pub dtype: Option<DType>,
     /// Ways of operators to force, as `(operator, way)`, for diagnosis.
     pub kernels: Vec<(String, String)>,
+    /// Limits to open a GPU with, below its own, for diagnosis.
+    pub limits: Limits,
     /// How the autoencoder runs.
     pub vae: VaeOptions,
 }

@@ -1,3 +1,4 @@
+use crate::tensor::{Part, TensorType};
 use std::fmt;
 
 /// What an adapter can do: its features, its limits and who it is.
@@ -29,6 +30,15 @@ pub struct Caps {
     pub workgroup_invocations: u32,
 }
 
+/// Limits to open a device with, where they are below those of the adapter: the API then refuses what it would refuse elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of the largest buffer.
+    pub max_buffer: Option<u64>,
+    /// Bytes of the largest storage binding.
+    pub max_binding: Option<u64>,
+}
+
 impl Caps {
     /// WebGPU's default limits and no features: what every adapter has.
     pub fn baseline() -> Self {
@@ -48,9 +58,31 @@ impl Caps {
         }
     }
 
+    /// The same adapter within `limits`.
+    pub fn limited(&self, limits: &Limits) -> Self {
+        let max_buffer = self.max_buffer.min(limits.max_buffer.unwrap_or(u64::MAX));
+        let max_binding = self.max_binding.min(limits.max_binding.unwrap_or(u64::MAX));
+        Self {
+            max_buffer,
+            max_binding: max_binding.min(max_buffer),
+            ..self.clone()
+        }
+    }
+
     /// Whether kernels on `lib/lanes` run: a software adapter with subgroups of eight, as llvmpipe has on 256-bit vectors.
     pub fn lanes(&self) -> bool {
         self.software && self.subgroups && self.subgroup_size == (8, 8)
+    }
+
+    /// Bytes of the largest tensor that a buffer holds and a kernel binds.
+    pub fn max_tensor(&self) -> u64 {
+        self.max_binding.min(self.max_buffer)
+    }
+
+    /// How a weight lies on the device: rows of its first axis, each part in a buffer of its own. The one rule that operators,
+    /// plans and uploads go by.
+    pub fn parts(&self, weight: &TensorType) -> Vec<Part> {
+        weight.parts(self.max_tensor())
     }
 
     /// A grid of `count` workgroups that wraps from x into y above [`Caps::max_workgroups`]. The kernel undoes it with

@@ -1,7 +1,7 @@
-use super::Gpu;
+use super::{Caps, Gpu};
 use crate::error::GpuError;
 use crate::op::{Operand, Way};
-use crate::tensor::{Tensor, TensorType};
+use crate::tensor::{Part, Tensor, TensorType};
 use wgpu::BufferUsages as Usage;
 
 /// Bytes of guard behind each buffer.
@@ -12,11 +12,18 @@ const GUARD: usize = 256;
 const POISON: [u8; 4] = 0x7fff_7fff_u32.to_le_bytes();
 
 impl Gpu {
-    /// Runs one way of an operator on its own, in poisoned and guarded buffers: how a way is validated.
+    /// Runs one way of an operator on its own, in poisoned and guarded buffers: how a way is validated. `caps` are those that the
+    /// way was made for: they say how weights are cut.
     ///
     /// # Errors
     /// If a kernel does not compile, writes past its output, or the device fails.
-    pub async fn run_way(&self, way: &Way, inputs: &[Tensor], output: &TensorType) -> Result<Tensor, GpuError> {
+    pub async fn run_way(
+        &self,
+        way: &Way,
+        inputs: &[Tensor],
+        output: &TensorType,
+        caps: &Caps,
+    ) -> Result<Tensor, GpuError> {
         let storage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
         let guarded = |label: &str, mut bytes: Vec<u8>| {
             bytes.extend(POISON.repeat(GUARD / 4));
@@ -25,7 +32,21 @@ impl Gpu {
             buffer
         };
         let poisoned = |label: &str, bytes: usize| guarded(label, POISON.repeat(bytes.div_ceil(4)));
-        let inputs: Vec<_> = inputs.iter().map(|t| guarded("input", t.to_bytes())).collect();
+        let operands = || way.launches.iter().flat_map(|launch| &launch.operands);
+        let buffers = |(i, tensor): (usize, &Tensor)| {
+            let bytes = tensor.to_bytes();
+            if !operands().any(|(_, o)| matches!(o, Operand::Part(input, _) if *input == i)) {
+                return vec![guarded("input", bytes)];
+            }
+            let mut rest = bytes.as_slice();
+            let mut part = |part: Part| {
+                let (head, tail) = rest.split_at(part.ty.byte_len());
+                rest = tail;
+                guarded("part", head.to_vec())
+            };
+            caps.parts(&tensor.ty).into_iter().map(&mut part).collect()
+        };
+        let inputs: Vec<Vec<_>> = inputs.iter().enumerate().map(buffers).collect();
         let scratch: Vec<_> = way
             .scratch
             .iter()
@@ -49,7 +70,8 @@ impl Gpu {
             entries.extend(launch.operands.iter().map(|&(binding, operand)| wgpu::BindGroupEntry {
                 binding,
                 resource: match operand {
-                    Operand::Input(i) => inputs[i].as_entire_binding(),
+                    Operand::Input(i) => inputs[i][0].as_entire_binding(),
+                    Operand::Part(i, part) => inputs[i][part].as_entire_binding(),
                     Operand::Scratch(i) => scratch[i].as_entire_binding(),
                     Operand::Output => written.as_entire_binding(),
                 },

@@ -9,7 +9,7 @@ mod session;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
-pub use caps::Caps;
+pub use caps::{Caps, Limits};
 pub use session::GpuSession;
 
 use crate::error::GpuError;
@@ -24,7 +24,7 @@ pub struct Gpu {
     queue: wgpu::Queue,
     caps: Arc<Caps>,
     kernels: Arc<KernelCache>,
-    weights: Arc<Residency<wgpu::Buffer>>,
+    weights: Arc<Residency<Vec<wgpu::Buffer>>>,
     faults: Arc<Mutex<Faults>>,
     reason: Arc<str>,
 }
@@ -37,19 +37,28 @@ struct Faults {
 }
 
 impl Gpu {
-    /// Opens an adapter of this machine.
+    /// Opens an adapter of this machine, with every limit it has.
     ///
     /// # Errors
     /// If none fits, or its driver gives no device.
     pub async fn open(choice: &AdapterChoice) -> Result<Self, GpuError> {
-        let list = adapters().await;
+        Self::open_limited(choice, &Limits::default()).await
+    }
+
+    /// As [`Gpu::open`], within `limits`, for diagnosis.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub async fn open_limited(choice: &AdapterChoice, limits: &Limits) -> Result<Self, GpuError> {
+        let mut list = adapters().await;
         let (index, reason) = choose(&list, choice)?;
+        list[index].caps = list[index].caps.limited(limits);
         let mut gpu = Self::open_adapter(&list[index]).await?;
         gpu.reason = reason.into();
         Ok(gpu)
     }
 
-    /// Opens one of [`adapters`], with every limit it has.
+    /// Opens one of [`adapters`], with the limits that its `caps` say.
     ///
     /// # Errors
     /// If its driver gives no device.

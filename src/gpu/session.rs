@@ -8,12 +8,16 @@ use crate::memory::Resident;
 use crate::plan::{Bytes, Named, PARAMS_STRIDE, Place, Plan, Policy};
 use crate::tensor::Tensor;
 use std::sync::Arc;
+use wgpu::BufferUsages as Usage;
 
 /// Work submitted at once: more would let a slow adapter's watchdog reset the driver.
 const SUBMIT_FLOPS: f64 = 2e11;
 
 /// Bytes of weights that wait in staging memory before they are sent.
 const STAGING_BYTES: u64 = 64 << 20;
+
+/// Buffers of tensors.
+const STORAGE: Usage = Usage::STORAGE.union(Usage::COPY_SRC).union(Usage::COPY_DST);
 
 /// A graph that is ready to run on a GPU.
 #[derive(Debug)]
@@ -24,7 +28,7 @@ pub struct GpuSession {
     buffers: Vec<wgpu::Buffer>,
     inputs: Vec<wgpu::Buffer>,
     constants: Vec<wgpu::Buffer>,
-    weights: Vec<Arc<Resident<wgpu::Buffer>>>,
+    weights: Vec<Arc<Resident<Vec<wgpu::Buffer>>>>,
     params: Option<wgpu::Buffer>,
     readback: Option<wgpu::Buffer>,
 }
@@ -59,15 +63,13 @@ impl Gpu {
     }
 
     async fn allocate(&self, plan: Plan, weights: &Weights) -> Result<GpuSession> {
-        use wgpu::BufferUsages as Usage;
-        let storage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
-        let shared = |(i, &bytes): (usize, &u64)| self.buffer(&format!("shared {i}"), bytes, storage);
+        let shared = |(i, &bytes): (usize, &u64)| self.buffer(&format!("shared {i}"), bytes, STORAGE);
         let buffers = plan.buffers.iter().enumerate().map(shared).collect();
-        let named = |n: &Named| self.buffer(&n.name, n.ty.byte_len() as u64, storage);
+        let named = |n: &Named| self.buffer(&n.name, n.ty.byte_len() as u64, STORAGE);
         let inputs = plan.inputs.iter().map(named).collect();
         let mut constants = Vec::with_capacity(plan.constants.len());
         for tensor in &plan.constants {
-            let buffer = self.buffer("constant", tensor.ty.byte_len() as u64, storage);
+            let buffer = self.buffer("constant", tensor.ty.byte_len() as u64, STORAGE);
             self.queue.write_buffer(&buffer, 0, &tensor.to_bytes());
             constants.push(buffer);
         }
@@ -79,15 +81,8 @@ impl Gpu {
                 resident.push(held);
                 continue;
             }
-            let buffer = named(weight);
-            self.upload(&buffer, weights, weight)?;
-            resident.push(self.weights.insert(weights, name, dtype, buffer));
-            waiting += weight.ty.byte_len() as u64;
-            if waiting > STAGING_BYTES {
-                self.queue.submit([]);
-                self.wait()?;
-                waiting = 0;
-            }
+            let parts = self.upload(weights, weight, &mut waiting)?;
+            resident.push(self.weights.insert(weights, name, dtype, parts));
         }
         let params = (!plan.params.is_empty()).then(|| {
             let buffer = self.buffer("params", plan.params.len() as u64, Usage::UNIFORM | Usage::COPY_DST);
@@ -112,16 +107,33 @@ impl Gpu {
         })
     }
 
-    /// Sends a weight as the file has it where kernels can read that, else converted.
-    fn upload(&self, buffer: &wgpu::Buffer, weights: &Weights, weight: &Named) -> Result<()> {
+    /// Sends a weight part by part, as the file has it where kernels can read that, else converted. `waiting` counts the bytes in
+    /// staging memory.
+    fn upload(&self, weights: &Weights, weight: &Named, waiting: &mut u64) -> Result<Vec<wgpu::Buffer>> {
         let (stored, bytes) = weights.raw(&weight.name)?;
-        if stored == weight.ty.dtype && bytes.len() % 4 == 0 {
-            self.queue.write_buffer(buffer, 0, &bytes);
-        } else {
-            let tensor = weights.load(&weight.name, weight.ty.dtype)?;
-            self.queue.write_buffer(buffer, 0, &tensor.to_bytes());
+        let mut rest: &[u8] = &bytes;
+        let mut buffers = Vec::new();
+        for part in self.caps().parts(&weight.ty) {
+            let (head, tail) = rest.split_at(part.ty.count() * stored.size());
+            rest = tail;
+            let size = part.ty.byte_len() as u64;
+            let buffer = self.buffer(&weight.name, size, STORAGE);
+            if stored == weight.ty.dtype && head.len() % 4 == 0 {
+                self.queue.write_buffer(&buffer, 0, head);
+            } else {
+                let values = Tensor::from_bytes(part.ty.with_dtype(stored), head);
+                self.queue
+                    .write_buffer(&buffer, 0, &values.to_dtype(weight.ty.dtype).to_bytes());
+            }
+            buffers.push(buffer);
+            *waiting += size;
+            if *waiting > STAGING_BYTES {
+                self.queue.submit([]);
+                self.wait()?;
+                *waiting = 0;
+            }
         }
-        Ok(())
+        Ok(buffers)
     }
 
     pub(super) fn buffer(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
@@ -257,7 +269,7 @@ impl GpuSession {
         let sum = |buffers: &[wgpu::Buffer]| buffers.iter().map(wgpu::Buffer::size).sum::<u64>();
         let one = |buffer: &Option<wgpu::Buffer>| buffer.as_ref().map_or(0, wgpu::Buffer::size);
         Bytes {
-            weights: self.weights.iter().map(|w| w.storage.size()).sum(),
+            weights: self.weights.iter().map(|w| sum(&w.storage)).sum(),
             activations: sum(&self.buffers),
             inputs: sum(&self.inputs) + sum(&self.constants),
             transfer: one(&self.params) + one(&self.readback),
@@ -265,14 +277,15 @@ impl GpuSession {
     }
 
     /// As [`Session::keep_weights`](crate::backend::Session).
-    pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<wgpu::Buffer>>> {
+    pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Vec<wgpu::Buffer>>>> {
         self.weights.clone()
     }
 
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
         let planned = self.plan.weights.iter().map(|w| w.ty.byte_len() as u64);
-        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, w.storage.size()));
+        let size = |w: &Resident<Vec<wgpu::Buffer>>| w.storage.iter().map(wgpu::Buffer::size).sum::<u64>();
+        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, size(w)));
         planned
             .zip(held)
             .map(|(planned, (id, held))| (id, planned, held))
@@ -284,7 +297,7 @@ impl GpuSession {
             Place::Shared(i) => &self.buffers[i],
             Place::Input(i) => &self.inputs[i],
             Place::Constant(i) => &self.constants[i],
-            Place::Weight(i) => &self.weights[i].storage,
+            Place::Weight(i, part) => &self.weights[i].storage[part],
         }
     }
 }

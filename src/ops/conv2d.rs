@@ -6,8 +6,8 @@ use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way};
-use crate::tensor::{DType, TensorType, View};
+use crate::op::{Case, Cost, Launch, Op, Operand, Way};
+use crate::tensor::{DType, Part, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
 /// How filters move over a picture.
@@ -51,6 +51,28 @@ struct Params {
     cols: u32,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct PartParams {
+    of: Params,
+    first: u32,
+    all_filters: u32,
+}
+
+impl Params {
+    fn of(s: &Sizes) -> Self {
+        Self {
+            pictures: s.batches as u32,
+            channels: s.ci as u32,
+            height: s.x[0] as u32,
+            width: s.x[1] as u32,
+            filters: s.co as u32,
+            rows: s.y[0] as u32,
+            cols: s.y[1] as u32,
+        }
+    }
+}
+
 impl Graph {
     /// `residual + act(conv(x, w) + bias)` for pictures `x` of `[n, ci, h, w]` and filters `w` of `[co, ci, kh, kw]`:
     /// `[n, co, p, q]` with `p = (h + top + bottom - kh) / stride + 1` and `q` likewise, typed like `x`.
@@ -78,16 +100,7 @@ impl Convolve {
         }
     }
 
-    fn way(&self, name: &'static str, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType], grid: [u32; 3]) -> Way {
-        let params = Params {
-            pictures: s.batches as u32,
-            channels: s.ci as u32,
-            height: s.x[0] as u32,
-            width: s.x[1] as u32,
-            filters: s.co as u32,
-            rows: s.y[0] as u32,
-            cols: s.y[1] as u32,
-        };
+    fn kernel(&self, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType]) -> KernelSpec {
         let kernel = kernel
             .elem(inputs[0].dtype)
             .slot("weight", inputs[1].dtype.name())
@@ -97,8 +110,31 @@ impl Convolve {
             .set("SX", s.stride[1] as u32)
             .set("TOP", s.before[0] as u32)
             .set("LEFT", s.before[1] as u32);
-        let launch = Launch::new(self.fused.fill(kernel), &params, grid).inputs(2);
+        self.fused.fill(kernel)
+    }
+
+    fn way(&self, name: &'static str, kernel: KernelSpec, s: &Sizes, inputs: &[TensorType], grid: [u32; 3]) -> Way {
+        let launch = Launch::new(self.kernel(kernel, s, inputs), &Params::of(s), grid).inputs(2);
         Way::single(name, self.fused.bind(launch, 2))
+    }
+
+    fn baseline(&self, s: &Sizes, inputs: &[TensorType], parts: Vec<Part>, caps: &Caps) -> Way {
+        let launch = |(index, part): (usize, Part)| {
+            let filters = part.ty.shape[0];
+            let params = PartParams {
+                of: Params {
+                    filters: filters as u32,
+                    ..Params::of(s)
+                },
+                first: part.first as u32,
+                all_filters: s.co as u32,
+            };
+            let tiles = Tiles::new(filters, s.pixels(), s.batches);
+            let kernel = tiles.fill(KernelSpec::new(wgsl!("ops/conv2d"))).set("ALONG_J", 1);
+            let launch = Launch::new(self.kernel(kernel, s, inputs), &params, caps.grid(tiles.count())).inputs(1);
+            self.fused.bind(launch.read(3, Operand::Part(1, index)), 2)
+        };
+        Way::parts(parts.into_iter().enumerate().map(launch).collect())
     }
 
     /// Extent of the output along an axis, if the filter fits and kernels can count to its end.
@@ -151,7 +187,11 @@ impl Op for Convolve {
 
     fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
         let s = self.sizes(&inputs[0], &inputs[1], output);
+        let parts = caps.parts(&inputs[1]);
         let mut ways = Vec::new();
+        if parts.len() > 1 {
+            return vec![self.baseline(&s, inputs, parts, caps)];
+        }
         if caps.lanes() && s.stride[0] == 1 {
             let eights = if s.co <= 8 { 1 } else { 2 };
             let kernel = KernelSpec::new(wgsl!("ops/conv2d_columns")).set("EIGHTS", eights as u32);
@@ -162,9 +202,7 @@ impl Op for Convolve {
             let count = s.co.div_ceil(16) * s.pixels().div_ceil(32) * s.batches;
             ways.push(self.way("lanes", kernel, &s, inputs, caps.grid(count)));
         }
-        let tiles = Tiles::new(s.co, s.pixels(), s.batches);
-        let kernel = tiles.fill(KernelSpec::new(wgsl!("ops/conv2d"))).set("ALONG_J", 1);
-        ways.push(self.way(Way::BASELINE, kernel, &s, inputs, caps.grid(tiles.count())));
+        ways.push(self.baseline(&s, inputs, parts, caps));
         ways
     }
 

@@ -7,7 +7,7 @@ use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
 use crate::op::{Case, Cost, Op, Operand, Tolerance, Way, random_tensor};
-use crate::tensor::{DType, Tensor, TensorType, View};
+use crate::tensor::{DType, Part, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
 /// `y[t] = table[ids[t]]`; an id outside the table gives NaN.
@@ -21,7 +21,9 @@ pub struct Embedding {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
     count: u32,
+    first: u32,
     rows: u32,
+    all_rows: u32,
     cols: u32,
     nan: f32,
 }
@@ -61,19 +63,25 @@ impl Op for Embedding {
     }
 
     fn ways(&self, inputs: &[TensorType], output: &TensorType, caps: &Caps) -> Vec<Way> {
-        let params = Params {
-            count: output.count() as u32,
-            rows: inputs[0].shape[0] as u32,
-            cols: inputs[0].shape[1] as u32,
-            nan: f32::NAN,
-        };
+        let table = &inputs[0];
         let kernel = KernelSpec::new(wgsl!("ops/embedding"))
             .elem(self.dtype)
-            .slot("weight", inputs[0].dtype.name());
-        let launch = flat(kernel, &params, output.count(), caps)
-            .read(2, Operand::Input(1))
-            .read(3, Operand::Input(0));
-        vec![Way::baseline(launch)]
+            .slot("weight", table.dtype.name());
+        let launch = |(n, part): (usize, Part)| {
+            let params = Params {
+                count: output.count() as u32,
+                first: part.first as u32,
+                rows: part.ty.shape[0] as u32,
+                all_rows: table.shape[0] as u32,
+                cols: table.shape[1] as u32,
+                nan: f32::NAN,
+            };
+            flat(kernel.clone(), &params, output.count(), caps)
+                .read(2, Operand::Input(1))
+                .read(3, Operand::Part(0, n))
+        };
+        let launches = caps.parts(table).into_iter().enumerate().map(launch).collect();
+        vec![Way::parts(launches)]
     }
 
     fn reference(&self, inputs: &[View<'_>]) -> Vec<f32> {

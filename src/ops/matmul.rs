@@ -6,8 +6,8 @@ use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
-use crate::op::{Case, Cost, Launch, Op, Way};
-use crate::tensor::{DType, TensorType, View};
+use crate::op::{Case, Cost, Launch, Op, Operand, Way};
+use crate::tensor::{DType, Part, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
 /// `y[.., j] = epilogue(sum_k x[.., k] * w[j, k])`.
@@ -20,6 +20,16 @@ pub struct Matmul {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
+    m: u32,
+    n: u32,
+    k: u32,
+    first: u32,
+    cols: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct LanesParams {
     m: u32,
     n: u32,
     k: u32,
@@ -61,22 +71,29 @@ impl Matmul {
     }
 
     fn baseline(&self, inputs: &[TensorType], caps: &Caps) -> Way {
-        let [m, n, k] = sizes(&inputs[0], &inputs[1]);
-        let tiles = Tiles::new(m, n, 1);
-        let params = Params {
-            m: m as u32,
-            n: n as u32,
-            k: k as u32,
+        let [m, cols, k] = sizes(&inputs[0], &inputs[1]);
+        let launch = |(index, part): (usize, Part)| {
+            let n = part.ty.shape[0];
+            let tiles = Tiles::new(m, n, 1);
+            let params = Params {
+                m: m as u32,
+                n: n as u32,
+                k: k as u32,
+                first: part.first as u32,
+                cols: cols as u32,
+            };
+            let kernel = self.kernel(tiles.fill(KernelSpec::new(wgsl!("ops/matmul"))), inputs);
+            let launch = Launch::new(kernel, &params, caps.grid(tiles.count())).inputs(1);
+            self.fused.bind(launch.read(3, Operand::Part(1, index)), 2)
         };
-        let kernel = self.kernel(tiles.fill(KernelSpec::new(wgsl!("ops/matmul"))), inputs);
-        self.way(Way::BASELINE, kernel, &params, caps.grid(tiles.count()))
+        Way::parts(caps.parts(&inputs[1]).into_iter().enumerate().map(launch).collect())
     }
 
     /// For software adapters such as llvmpipe.
     fn lanes(&self, inputs: &[TensorType], caps: &Caps) -> Way {
         let [m, n, k] = sizes(&inputs[0], &inputs[1]);
         let kernel = KernelSpec::new(wgsl!("ops/matmul_lanes")).set("PAIRS", u32::from(k.is_multiple_of(2)));
-        let params = Params {
+        let params = LanesParams {
             m: m as u32,
             n: n as u32,
             k: k as u32,
@@ -140,6 +157,9 @@ impl Op for Matmul {
 
     fn ways(&self, inputs: &[TensorType], _: &TensorType, caps: &Caps) -> Vec<Way> {
         let mut ways = Vec::new();
+        if caps.parts(&inputs[1]).len() > 1 {
+            return vec![self.baseline(inputs, caps)];
+        }
         // For few rows all that counts is reading the weights: on llvmpipe `lanes` loses to `rows` there.
         if (1..=4).contains(&sizes(&inputs[0], &inputs[1])[0]) {
             ways.push(self.rows(inputs, caps));

@@ -10,7 +10,7 @@ use crate::error::PlanError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::KernelSpec;
 use crate::graph::{Graph, Source, Value};
-use crate::op::{Cost, Operand, Way};
+use crate::op::{Cost, Launch, Operand, Way};
 use crate::tensor::{DType, Tensor, TensorType};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,8 +28,8 @@ pub enum Place {
     Input(usize),
     /// A constant of the graph.
     Constant(usize),
-    /// A weight.
-    Weight(usize),
+    /// A weight, and which of the parts that [`Caps::parts`] cuts it into.
+    Weight(usize, usize),
 }
 
 /// One dispatch on the GPU.
@@ -171,16 +171,22 @@ impl Plan {
         for &index in &plan.nodes {
             let node = &graph.nodes()[index];
             let inputs: Vec<_> = node.inputs.iter().map(|v| graph.ty(*v).clone()).collect();
-            for ty in inputs.iter().chain([graph.ty(node.output)]) {
+            check_limits(&node.path, graph.ty(node.output), caps)?;
+            let split: Vec<bool> = node.inputs.iter().map(|v| is_split(graph, *v, caps)).collect();
+            for (ty, _) in inputs.iter().zip(&split).filter(|(_, split)| !**split) {
                 check_limits(&node.path, ty, caps)?;
             }
             let mut candidates = node.op.ways(&inputs, graph.ty(node.output), caps);
             let (chosen, choice) = policy.choose(node.op.name(), &candidates, caps)?;
             plan.choices.insert(choice);
             let way = candidates.swap_remove(chosen);
+            for (i, value) in node.inputs.iter().enumerate() {
+                if split[i] && !takes_parts(graph, &way, i, *value, caps) {
+                    check_limits(&node.path, &inputs[i], caps)?;
+                }
+            }
             for bytes in &way.scratch {
-                let words = TensorType::new(DType::F32, [bytes.div_ceil(4) as usize]);
-                check_limits(&node.path, &words, caps)?;
+                check_limits(&node.path, &words(*bytes), caps)?;
             }
             ways.push(way);
         }
@@ -188,6 +194,12 @@ impl Plan {
         let scratch = plan.assign(graph, &scratch, |ty| ty.byte_len() as u64);
         for (at, way) in ways.into_iter().enumerate() {
             plan.add_steps(graph, at, way, &scratch[at]);
+        }
+        for (what, bytes) in [
+            ("parameters", plan.params.len() as u64),
+            ("results", plan.readback_bytes()),
+        ] {
+            check_bytes(what, &words(bytes), caps.max_buffer, "maxBufferSize")?;
         }
         Ok(plan)
     }
@@ -295,10 +307,11 @@ impl Plan {
             Source::Weight(name) if needed => {
                 let weight = named(name);
                 let known = self.weights.iter().position(|w| *w == weight);
-                Some(Place::Weight(known.unwrap_or_else(|| {
+                let index = known.unwrap_or_else(|| {
                     self.weights.push(weight);
                     self.weights.len() - 1
-                })))
+                });
+                Some(Place::Weight(index, 0))
             }
             _ => None,
         };
@@ -366,6 +379,10 @@ impl Plan {
                 .filter_map(|(binding, operand)| {
                     let place = match operand {
                         Operand::Input(i) => self.place(graph, node.inputs[*i]),
+                        Operand::Part(i, part) => match self.place(graph, node.inputs[*i]) {
+                            Some(Place::Weight(weight, _)) => Some(Place::Weight(weight, *part)),
+                            whole => whole,
+                        },
                         Operand::Scratch(i) => scratch.get(*i).copied(),
                         Operand::Output => self.place(graph, node.output),
                     };
@@ -392,6 +409,19 @@ fn cpu_bytes(ty: &TensorType) -> u64 {
     ty.count() as u64 * 4
 }
 
+/// Whether the value is a weight that lies on the device in several parts.
+fn is_split(graph: &Graph, value: Value, caps: &Caps) -> bool {
+    let root = graph.root(value);
+    matches!(graph.source(root), Source::Weight(_)) && caps.parts(graph.ty(root)).len() > 1
+}
+
+/// Whether the way reads input `i` in the parts that the weight behind it has.
+fn takes_parts(graph: &Graph, way: &Way, i: usize, value: Value, caps: &Caps) -> bool {
+    let counts = |v: Value| caps.parts(graph.ty(v)).iter().map(|p| p.ty.count()).collect::<Vec<_>>();
+    let whole = |launch: &Launch| launch.operands.iter().any(|(_, o)| *o == Operand::Input(i));
+    !way.launches.iter().any(whole) && counts(value) == counts(graph.root(value))
+}
+
 fn check_limits(node: &str, ty: &TensorType, caps: &Caps) -> Result<(), PlanError> {
     let count = ty.count() as u64;
     if count > u64::from(u32::MAX) {
@@ -401,20 +431,25 @@ fn check_limits(node: &str, ty: &TensorType, caps: &Caps) -> Result<(), PlanErro
             count,
         });
     }
+    check_bytes(node, ty, caps.max_binding, "maxStorageBufferBindingSize")?;
+    check_bytes(node, ty, caps.max_buffer, "maxBufferSize")
+}
+
+fn check_bytes(node: &str, ty: &TensorType, limit: u64, which: &'static str) -> Result<(), PlanError> {
     let bytes = ty.byte_len() as u64;
-    for (limit, which) in [
-        (caps.max_binding, "maxStorageBufferBindingSize"),
-        (caps.max_buffer, "maxBufferSize"),
-    ] {
-        if bytes > limit {
-            return Err(PlanError::ExceedsLimit {
-                node: node.into(),
-                tensor: ty.clone(),
-                bytes,
-                limit,
-                which,
-            });
-        }
+    if bytes <= limit {
+        return Ok(());
     }
-    Ok(())
+    Err(PlanError::ExceedsLimit {
+        node: node.into(),
+        tensor: ty.clone(),
+        bytes,
+        limit,
+        which,
+    })
+}
+
+/// A tensor of so many bytes.
+fn words(bytes: u64) -> TensorType {
+    TensorType::new(DType::U32, [bytes.div_ceil(4) as usize])
 }

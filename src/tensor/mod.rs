@@ -1,9 +1,10 @@
 //! Host tensors and their types.
 
 mod dtype;
+mod parts;
 mod shape;
 
-pub use {dtype::DType, shape::Shape};
+pub use {dtype::DType, parts::Part, shape::Shape};
 
 use half::{bf16, f16};
 use std::fmt;

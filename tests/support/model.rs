@@ -1,6 +1,9 @@
 //! Parts of the embedded model, to be damaged.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use crate::fixtures::scenes;
+use rotile::tensor::{DType, decode};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
@@ -77,6 +80,18 @@ impl Stored {
             shape: shape.to_vec(),
             bytes: vec![0; shape.iter().product::<usize>() * 2],
         }
+    }
+
+    /// Makes it single precision, and all values `factor` times as large.
+    pub(crate) fn scale(&mut self, factor: f32) {
+        let dtype = match self.dtype {
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let values = decode(dtype, &self.bytes);
+        self.dtype = Dtype::F32;
+        self.bytes = values.iter().flat_map(|v| (v * factor).to_le_bytes()).collect();
     }
 
     /// Makes it single precision, all values `value`.

@@ -13,9 +13,11 @@ struct Params {
     channels: u32,                           // of x
     height: u32,
     width: u32,
-    filters: u32,                            // channels of y
+    filters: u32,                            // of w, of which this may be a part
     rows: u32,
     cols: u32,
+    first: u32,                              // channel of y that the part begins at
+    all_filters: u32,                        // channels of y
 }
 
 const KH: u32 = 3;
@@ -78,7 +80,8 @@ fn b_four(j: u32, k: u32) -> vec4<f32> {
 fn put(i: u32, j: u32, sum: f32) {
     let plane = params.rows * params.cols;
     if i < params.filters && j < plane {
-        let at = (picture * params.filters + i) * plane + j;
-        y[at] = store(epilogue(sum, at, i));
+        let o = params.first + i;
+        let at = (picture * params.all_filters + o) * plane + j;
+        y[at] = store(epilogue(sum, at, o));
     }
 }

@@ -1,5 +1,5 @@
 // embedding: y[t, :] = table[ids[t], :]
-// An id outside the table gives NaN.
+// A launch for each part of the table writes what is in its rows; an id outside the table gives NaN.
 //
 // use elem                                  Elem, store
 // use weight                                load_weight
@@ -7,7 +7,9 @@
 
 struct Params {
     count: u32,
-    rows: u32,
+    first: u32,                              // row of the table that the part begins at
+    rows: u32,                               // of the part
+    all_rows: u32,
     cols: u32,
     nan: f32,                                // WGSL has no literal for it
 }
@@ -19,7 +21,11 @@ struct Params {
 fn make(i: u32) {
     let t = i / params.cols;
     let id = ids[t];
-    var v = params.nan;
-    if id < params.rows { v = load_weight(id * params.cols + i - t * params.cols); }
-    y[i] = store(v);
+    // Rows before the part wrap around, which is past its last.
+    let row = id - params.first;
+    if row < params.rows {
+        y[i] = store(load_weight(row * params.cols + i - t * params.cols));
+    } else if id >= params.all_rows {
+        y[i] = store(params.nan);
+    }
 }

@@ -9,8 +9,10 @@
 
 struct Params {
     m: u32,
-    n: u32,
+    n: u32,                                  // rows of w, of which this may be a part
     k: u32,
+    first: u32,                              // column of y that the part begins at
+    cols: u32,                               // of y
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -45,7 +47,8 @@ fn b_at(j: u32, k: u32) -> f32 {
 
 fn put(i: u32, j: u32, sum: f32) {
     if i < params.m && j < params.n {
-        let at = i * params.n + j;
-        y[at] = store(epilogue(sum, at, j));
+        let col = params.first + j;
+        let at = i * params.cols + col;
+        y[at] = store(epilogue(sum, at, col));
     }
 }

@@ -6,8 +6,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
-use rotile::diffusion::vae::VaeOptions;
+use rotile::diffusion::vae::{VaeDType, VaeOptions};
 use rotile::engine::{Autoencoder, DeviceChoice, Engine, Files, Options, Source};
+use rotile::gpu::Limits;
 use rotile::tensor::DType;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -125,10 +126,17 @@ pub(crate) struct DeviceArgs {
     /// Run an operator in a given way on the GPU, for diagnosis; may be repeated
     #[arg(long, value_name = "OP=WAY", value_parser = op_way, value_delimiter = ',', env = "ROTILE_KERNEL", hide_env_values = true)]
     kernel: Vec<(String, String)>,
+    /// Largest buffer of the GPU, for diagnosis; no more than its own
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    max_buffer: Option<u32>,
+    /// Largest storage binding of the GPU, for diagnosis; no more than its own
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    max_binding: Option<u32>,
 }
 
 impl DeviceArgs {
     pub(crate) fn options(&self) -> Options {
+        let bytes = |mib: u32| u64::from(mib) << 20;
         Options {
             device: self.device.clone(),
             dtype: self.dtype.map(|storage| match storage {
@@ -136,6 +144,10 @@ impl DeviceArgs {
                 Storage::F16 => DType::F16,
             }),
             kernels: self.kernel.clone(),
+            limits: Limits {
+                max_buffer: self.max_buffer.map(bytes),
+                max_binding: self.max_binding.map(bytes),
+            },
             ..Options::default()
         }
     }
@@ -153,6 +165,9 @@ pub(crate) struct VaeArgs {
     /// Most memory of the device that decoding or encoding takes: 800MiB, 2GiB
     #[arg(long, value_name = "SIZE", help_heading = AUTOENCODER, value_parser = memory)]
     max_memory: Option<u64>,
+    /// How its activations are stored: auto is as --dtype says; f16 is repeated in f32 where it overflows
+    #[arg(long, value_name = "TYPE", help_heading = AUTOENCODER, value_enum, default_value_t = VaeStorage::Auto)]
+    vae_dtype: VaeStorage,
 }
 
 const AUTOENCODER: &str = "Autoencoder";
@@ -165,7 +180,11 @@ impl VaeArgs {
                 overlap: self.tile_overlap,
             }),
             max_memory: self.max_memory,
-            ..VaeOptions::default()
+            dtype: match self.vae_dtype {
+                VaeStorage::Auto => VaeDType::Auto,
+                VaeStorage::F32 => VaeDType::F32,
+                VaeStorage::F16 => VaeDType::F16,
+            },
         }
     }
 }
@@ -229,6 +248,13 @@ fn embedded() -> Result<Source> {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Storage {
+    F32,
+    F16,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum VaeStorage {
+    Auto,
     F32,
     F16,
 }

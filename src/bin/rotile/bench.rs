@@ -41,7 +41,8 @@ struct Case {
 }
 
 fn ops(filter: &str, all: bool, args: &DeviceArgs, as_json: bool) -> Result<Value> {
-    let (device, _) = pollster::block_on(args.options().device.open())?;
+    let options = args.options();
+    let (device, _) = pollster::block_on(options.device.open(&options.limits))?;
     if !as_json {
         output::line(device.name())?;
         output::line(format_args!(

@@ -22,7 +22,7 @@ pub(crate) fn run(args: &DevicesArgs, as_json: bool, verbose: bool) -> Result<()
     };
     let used = chosen.as_ref().map_or("cpu".into(), |(index, _)| index.to_string());
     let choices = match (&chosen, verbose) {
-        (Some((index, _)), true) => ways(&list[*index].caps, &options.kernels)?,
+        (Some((index, _)), true) => ways(&list[*index].caps.limited(&options.limits), &options.kernels)?,
         _ => BTreeSet::new(),
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

@@ -33,7 +33,7 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
         width,
         height,
         dtype: options.dtype.unwrap_or(DType::F32),
-        gpu: devices::chosen(&list, &options.device)?.map(|(index, _)| list[index].caps.clone()),
+        gpu: devices::chosen(&list, &options.device)?.map(|(index, _)| list[index].caps.limited(&options.limits)),
         policy: Policy {
             forced: options.kernels,
         },

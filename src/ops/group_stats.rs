@@ -73,6 +73,11 @@ impl GroupStats {
     }
 }
 
+/// Rounding may make a variance negative; a NaN must stay one, which `max` would not let it.
+fn variance(v: f64) -> f64 {
+    if v < 0.0 { 0.0 } else { v }
+}
+
 impl Graph {
     /// Statistics of the groups of channels of `x`, `[n, c, h, w]`, within `core`: `u32` `[4]` with the first and the end of its
     /// rows and of its columns, in units of which the picture has `units`. The result is `f32` `[n * groups, chunks, 3]`: mean,
@@ -199,7 +204,7 @@ impl Op for GroupStats {
                 }
                 stats.copy_from_slice(&[
                     (f64::from(mean) + rest) as f32,
-                    (squares - rest * rest).max(0.0) as f32,
+                    variance(squares - rest * rest) as f32,
                     count as f32 / Self::CHUNK as f32,
                 ]);
             }

@@ -4,7 +4,7 @@
 mod fixtures;
 
 use proptest::prelude::*;
-use rotile::checkpoint::{Checkpoint, CheckpointError, Layout, Weights};
+use rotile::checkpoint::{Checkpoint, CheckpointError, Layout, Part, Weights};
 use rotile::tensor::DType;
 use safetensors::{Dtype, tensor::TensorView};
 use std::fs;
@@ -312,4 +312,43 @@ fn files_that_are_not_there_are_typed_errors() {
     fs::write(folder.path().join("b.safetensors"), "").expect("written");
     let error = Checkpoint::open(folder.path()).expect_err("two candidates");
     assert!(matches!(error, CheckpointError::Config { .. }), "{error}");
+}
+
+#[test]
+fn parts_of_tensors_are_cut_when_loaded() {
+    let values: Vec<u8> = (0..24).map(|v| v as f32).flat_map(f32::to_le_bytes).collect();
+    let checkpoint = open(file(&[("w", Dtype::F32, &[2, 3, 4], &values)])).expect("opens");
+    let part = |axis, range| {
+        let name = "w".to_owned();
+        Part { name, axis, range }.to_string()
+    };
+    for (name, shape, wanted) in [
+        (part(0, 1..2), vec![1, 3, 4], (12..24).collect::<Vec<_>>()),
+        (part(1, 2..3), vec![2, 1, 4], vec![8, 9, 10, 11, 20, 21, 22, 23]),
+        (part(2, 3..4), vec![2, 3, 1], vec![3, 7, 11, 15, 19, 23]),
+        (part(2, 0..4), vec![2, 3, 4], (0..24).collect()),
+    ] {
+        let tensor = checkpoint.load(&name, DType::F32).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(*tensor.ty.shape, shape[..], "{name}");
+        let wanted: Vec<_> = wanted.into_iter().map(|v| v as f32).collect();
+        assert_eq!(tensor.data, wanted, "{name}");
+        assert_eq!(checkpoint.raw(&name).expect("bytes").1.len(), 4 * wanted.len());
+    }
+    for name in [
+        "w[3:0..1]",
+        "w[0:1..1]",
+        "w[0:2..1]",
+        "w[1:2..4]",
+        "v[0:0..1]",
+        "w[0:0..]",
+        "w[]",
+        "w]",
+        "w[0:0..1]x",
+    ] {
+        let error = checkpoint.load(name, DType::F32).expect_err(name);
+        assert!(
+            matches!(error, CheckpointError::MissingTensor { .. }),
+            "{name}: {error}"
+        );
+    }
 }

@@ -136,6 +136,33 @@ fn contradictions_between_config_and_tensors_are_errors() {
         ("vae_flux1", json!({}), "groups"),
         ("vae_flux1", json!({ "use_quant_conv": true }), "use_quant_conv"),
         ("vae_flux1", json!([]), "groups"),
+        ("vae_flux2", json!({ "patch_size": [1, 2] }), "patch_size"),
+        ("vae_flux2", json!({ "batch_norm_eps": -1 }), "batch_norm_eps"),
+        ("vae_flux2", json!({ "_class_name": "AutoencoderKL" }), "_class_name"),
+        (
+            "vae_flux2",
+            json!({ "decoder_block_out_channels": [8, 8, 8, 8] }),
+            "decoder_block_out_channels",
+        ),
+        ("vae_cogview4", json!({ "mid_block_add_attention": true }), "attention"),
+        ("vae_taesd", json!({ "latent_channels": 16 }), "latent_channels"),
+        (
+            "vae_taesd",
+            json!({ "num_decoder_blocks": [3, 3, 3, 2] }),
+            "num_decoder_blocks",
+        ),
+        ("vae_taesd", json!({ "upsampling_scaling_factor": 4 }), "upsampling"),
+        ("vae_taesd", json!({ "act_fn": "silu" }), "act_fn"),
+        ("vae_qwenimage", json!({ "z_dim": 8 }), "z_dim"),
+        ("vae_qwenimage", json!({ "latents_mean": [0.5] }), "latents_mean"),
+        ("vae_qwenimage", json!({ "latents_std": vec![0.0; 16] }), "latents_std"),
+        (
+            "vae_qwenimage",
+            json!({ "base_dim": 4, "dim_mult": [1, 2, 4, 8] }),
+            "dim_mult",
+        ),
+        ("vae_qwenimage", json!({ "is_residual": true }), "is_residual"),
+        ("vae_qwenimage", json!({ "num_res_blocks": 3 }), "num_res_blocks"),
     ];
     for (file, config, word) in cases {
         let checkpoint = Checkpoint::open(path(file)).expect("there").with_config(Some(config));
@@ -143,6 +170,37 @@ fn contradictions_between_config_and_tensors_are_errors() {
         assert!(matches!(error, CheckpointError::Config { .. }), "{error}");
         assert!(error.to_string().contains(word), "{error}");
     }
+}
+
+#[test]
+fn the_file_of_a_whole_model_tells_how_latents_are_scaled() {
+    let flux = std::fs::read_to_string(path("manifests/flux1_vae.json")).expect("there");
+    let sdxl = std::fs::read_to_string(path("manifests/sdxl_vae.json")).expect("there");
+    let scaling = |text: &str, beside: Option<&str>| {
+        let mut json: serde_json::Value = serde_json::from_str(text).expect("valid");
+        if let Some(name) = beside {
+            json["tensors"][name] = json!(["F32", [1]]);
+        }
+        let described = Checkpoint::describe("vae.json", &json.to_string()).expect("valid");
+        let bare = described.with_config(None);
+        let Ok(Model::AutoencoderKl(cfg)) = Model::read(&bare) else {
+            panic!("not detected")
+        };
+        (cfg.scaling, cfg.shift, cfg.scaling_is_a_guess(&bare))
+    };
+    assert_eq!(scaling(&flux, None), (0.3611, 0.1159, true));
+    let sd3 = "model.diffusion_model.joint_blocks.0.x_block.attn.qkv.weight";
+    assert_eq!(scaling(&flux, Some(sd3)), (1.5305, 0.0609, false));
+    assert_eq!(scaling(&sdxl, None), (0.18215, 0.0, true));
+    let clip = "cond_stage_model.transformer.text_model.final_layer_norm.weight";
+    assert_eq!(scaling(&sdxl, Some(clip)), (0.18215, 0.0, false));
+    let clips = "conditioner.embedders.0.transformer.text_model.final_layer_norm.weight";
+    assert_eq!(scaling(&sdxl, Some(clips)), (0.13025, 0.0, false));
+    let described = Checkpoint::open(path("manifests/sdxl_vae.json")).expect("there");
+    let Ok(Model::AutoencoderKl(cfg)) = Model::read(&described) else {
+        panic!("not detected")
+    };
+    assert_eq!((cfg.scaling, cfg.scaling_is_a_guess(&described)), (0.13025, false));
 }
 
 #[test]

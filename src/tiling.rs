@@ -26,7 +26,7 @@ impl Axis {
         let tile = tile.clamp(1, len);
         let stride = tile - overlap.min(tile - 1);
         let steps = (len - tile).div_ceil(stride);
-        let start = |i: usize| if steps == 0 { 0 } else { i * (len - tile) / steps };
+        let start = |i: usize| (i * (len - tile)).checked_div(steps).unwrap_or(0);
         Self {
             len,
             tile,

@@ -1,5 +1,7 @@
 //! Tiles: the grid and its weights, and autoencoders in tiles against the same as a whole.
 
+#![expect(clippy::print_stdout, reason = "people read what a test has measured")]
+
 #[path = "support/fixtures.rs"]
 mod fixtures;
 mod support;

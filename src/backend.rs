@@ -3,7 +3,7 @@
 use crate::checkpoint::Weights;
 use crate::cpu::{Cpu, CpuSession};
 use crate::error::{Error, Result};
-use crate::gpu::{Gpu, GpuSession};
+use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
 use crate::memory::Resident;
 use crate::plan::{Bytes, Plan, Policy};
@@ -66,6 +66,14 @@ impl Device {
         match self {
             Self::Gpu(gpu) if gpu.caps().f16 => &[DType::F32, DType::F16],
             _ => &[DType::F32],
+        }
+    }
+
+    /// What the adapter can do; `None` on the CPU.
+    pub fn caps(&self) -> Option<&Caps> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu.caps()),
+            Self::Cpu(_) => None,
         }
     }
 

@@ -199,3 +199,11 @@ fn flux1() {
         &oracle,
     );
 }
+
+#[test]
+fn taef2() {
+    // From a script that knows nothing of PyTorch: diffusers has no such blocks.
+    let original = weights("vae_taef2/original.safetensors");
+    assert_eq!(original.checkpoint().layout(), Layout::Taesd);
+    check("vae_taef2", &original, &Oracle::open("vae_taef2"));
+}

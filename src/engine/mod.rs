@@ -1,9 +1,11 @@
 //! What an app holds: an [`Engine`] makes pictures from [`Request`]s.
 
+mod autoencoder;
 mod inspect;
 mod load;
 mod request;
 
+pub use autoencoder::Autoencoder;
 pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine};
 #[cfg(feature = "native")]
 pub use load::Files;
@@ -47,16 +49,7 @@ impl Engine {
     /// # Errors
     /// If the parts are not a pipeline, or the device cannot be opened.
     pub async fn new(source: Source, options: &Options) -> Result<Self> {
-        let (device, device_note) = options.device.open().await?;
-        let dtype = options.dtype.unwrap_or(DType::F32);
-        if !device.dtypes().contains(&dtype) {
-            let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();
-            return Err(Error::Request(format!(
-                "{} stores activations as {}, not {dtype}",
-                device.name(),
-                known.join(" or ")
-            )));
-        }
+        let (device, device_note, dtype) = open_device(options).await?;
         let policy = Policy {
             forced: options.kernels.clone(),
         };
@@ -428,6 +421,21 @@ impl Engine {
         list.push(("software", concat!("rotile ", env!("CARGO_PKG_VERSION")).to_owned()));
         list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// The device, why it is this one, and how it stores activations.
+async fn open_device(options: &Options) -> Result<(Device, String, DType)> {
+    let (device, device_note) = options.device.open().await?;
+    let dtype = options.dtype.unwrap_or(DType::F32);
+    if !device.dtypes().contains(&dtype) {
+        let known: Vec<_> = device.dtypes().iter().map(|d| d.name()).collect();
+        return Err(Error::Request(format!(
+            "{} stores activations as {}, not {dtype}",
+            device.name(),
+            known.join(" or ")
+        )));
+    }
+    Ok((device, device_note, dtype))
 }
 
 fn proceed(cancel: &Cancel) -> Result<()> {

@@ -41,7 +41,7 @@ impl Gpu {
         Ok(kernel)
     }
 
-    /// Fills the cache with the kernels of a plan, on all threads: on llvmpipe that halves the time of a decoder's.
+    /// Fills the cache with the kernels of a plan, on all threads.
     #[cfg(all(feature = "native", not(target_arch = "wasm32")))]
     pub(super) fn compile_all(&self, steps: &[Step]) -> Result<(), GpuError> {
         use rayon::prelude::*;

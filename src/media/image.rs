@@ -206,6 +206,38 @@ impl Image {
         Ok(found)
     }
 
+    /// The picture with its last column and row repeated up to a size, where that is larger.
+    #[must_use]
+    pub fn pad(&self, width: u32, height: u32) -> Self {
+        self.window(width.max(self.width), height.max(self.height))
+    }
+
+    /// The upper left part of the picture, where it is larger than this size.
+    ///
+    /// # Panics
+    /// If a side is 0.
+    #[must_use]
+    pub fn crop(&self, width: u32, height: u32) -> Self {
+        self.window(width.min(self.width), height.min(self.height))
+    }
+
+    /// The pixels from the upper left corner on; beyond an edge, that of the edge.
+    fn window(&self, width: u32, height: u32) -> Self {
+        let mut rgb8 = Vec::with_capacity(3 * width as usize * height as usize);
+        for y in 0..height.min(self.height) as usize {
+            let row = &self.rgb8[3 * y * self.width as usize..][..3 * self.width as usize];
+            rgb8.extend_from_slice(&row[..3 * width.min(self.width) as usize]);
+            for _ in self.width..width {
+                rgb8.extend_from_slice(&row[row.len() - 3..]);
+            }
+        }
+        let last = rgb8.len() - 3 * width as usize;
+        for _ in self.height..height {
+            rgb8.extend_from_within(last..last + 3 * width as usize);
+        }
+        Self::new(width, height, rgb8)
+    }
+
     /// The picture at another size (Lanczos, 3 lobes); the aspect ratio is not kept.
     ///
     /// # Panics
@@ -321,6 +353,19 @@ mod tests {
         let flat = Image::new(8, 8, vec![77; 192]);
         assert_eq!(flat.resize(3, 5), Image::new(3, 5, vec![77; 45]));
         assert_eq!(flat.resize(8, 8), flat);
+    }
+
+    #[test]
+    fn pads_with_the_edges_and_crops() {
+        let image = Image::new(2, 2, (0..12).collect());
+        let padded = image.pad(3, 4);
+        let rows: Vec<_> = padded.rgb8().chunks(9).collect();
+        assert_eq!(rows[0], [0, 1, 2, 3, 4, 5, 3, 4, 5]);
+        assert_eq!(rows[1], [6, 7, 8, 9, 10, 11, 9, 10, 11]);
+        assert!(rows.len() == 4 && rows[2] == rows[1] && rows[3] == rows[1]);
+        assert_eq!(padded.crop(2, 2), image);
+        assert_eq!(gradient(9, 7).pad(16, 8).crop(9, 7), gradient(9, 7));
+        assert_eq!(image.pad(1, 1), image);
     }
 
     #[test]

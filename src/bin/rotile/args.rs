@@ -3,12 +3,14 @@
 use crate::Usage;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rotile::checkpoint::Checkpoint;
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::VaeOptions;
-use rotile::engine::{DeviceChoice, Engine, Files, Options, Source};
+use rotile::engine::{Autoencoder, DeviceChoice, Engine, Files, Options, Source};
 use rotile::tensor::DType;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Makes pictures with diffusion models on any GPU, or on the CPU.
 #[derive(Debug, Parser)]
@@ -32,6 +34,8 @@ pub(crate) enum Command {
     Decode(DecodeArgs),
     /// Turn a picture into a latent
     Encode(EncodeArgs),
+    /// Send a picture through an autoencoder and back, and measure what is lost
+    Roundtrip(RoundtripArgs),
     /// Show what a model consists of and needs, or what is written in a PNG
     Inspect(InspectArgs),
     /// Measure how far two pictures are apart
@@ -70,6 +74,38 @@ pub(crate) struct ModelArgs {
 }
 
 const PARTS: &str = "Parts of the model";
+
+/// Which autoencoder, and where it runs.
+#[derive(Debug, Args)]
+pub(crate) struct AutoencoderArgs {
+    /// Autoencoder: safetensors file or its folder, or a model folder with one [default: the embedded model's]
+    #[arg(long, value_name = "PATH", env = "ROTILE_MODEL", hide_env_values = true)]
+    model: Option<PathBuf>,
+    /// Autoencoder in place of the model folder's
+    #[arg(long, value_name = "PATH")]
+    vae: Option<PathBuf>,
+    #[command(flatten)]
+    vae_options: VaeArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl AutoencoderArgs {
+    pub(crate) fn open(&self) -> Result<Autoencoder> {
+        let whole = |folder: &PathBuf| folder.join("model_index.json").is_file();
+        let checkpoint = match (&self.vae, &self.model) {
+            (Some(vae), _) => Arc::new(Checkpoint::open(vae)?),
+            (None, Some(folder)) if whole(folder) => Arc::new(Checkpoint::open(folder.join("vae"))?),
+            (None, Some(path)) => Arc::new(Checkpoint::open(path)?),
+            (None, None) => embedded()?.parts.vae,
+        };
+        let options = Options {
+            vae: self.vae_options.options(),
+            ..self.device.options()
+        };
+        Ok(pollster::block_on(Autoencoder::new(checkpoint, &options))?)
+    }
+}
 
 /// Where to compute.
 #[derive(Debug, Args)]
@@ -295,9 +331,7 @@ pub(crate) struct DecodeArgs {
     #[arg(short, long, value_name = "FILE", default_value = "decoded.png")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
-    pub(crate) vae: VaeArgs,
-    #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: AutoencoderArgs,
 }
 
 #[derive(Debug, Args)]
@@ -315,9 +349,22 @@ pub(crate) struct EncodeArgs {
     #[arg(short = 'H', long, value_name = "PIXELS", requires = "width", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) height: Option<u32>,
     #[command(flatten)]
-    pub(crate) vae: VaeArgs,
+    pub(crate) model: AutoencoderArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RoundtripArgs {
+    /// Picture file (PNG, JPEG, WebP)
+    #[arg(value_name = "PHOTO")]
+    pub(crate) image: PathBuf,
+    /// Writes the picture that comes back (.png, .jpg, .webp)
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Writes the difference picture, eight times as strong
+    #[arg(long, value_name = "FILE")]
+    pub(crate) diff: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) model: ModelArgs,
+    pub(crate) model: AutoencoderArgs,
 }
 
 #[derive(Debug, Args)]

@@ -23,11 +23,12 @@ pub(crate) fn run(args: &EncodeArgs, as_json: bool) -> Result<()> {
     }
     let cancel = cancel_on_signal()?;
     let mut progress = Progress::new("encode");
-    let mut engine = args.model.open_with(args.vae.options())?;
-    let latent = pollster::block_on(engine.encode_with(&image, |event| progress.show(event), &cancel))?;
+    let mut autoencoder = args.model.open()?;
+    let latent = pollster::block_on(autoencoder.encode(&image, |event| progress.show(event), &cancel))?;
     let notes = std::mem::take(&mut progress.notes);
     drop(progress);
-    output::file(&args.out, &latent::to_bytes(&latent)?)?;
+    let size = (image.width(), image.height());
+    output::file(&args.out, &latent::to_bytes(&latent, size, autoencoder.factor())?)?;
     if as_json {
         return output::json(&json!({
             "file": args.out.to_string_lossy(),

@@ -1,4 +1,5 @@
-//! Latents as safetensors files: tensor `latent`, `[1, c, h, w]`, `f32`, as the denoising model has it.
+//! Latents as safetensors files: tensor `latent`, `[1, c, h, w]`, `f32`, as the denoising model has it. Where the picture was padded,
+//! a second tensor, `size`, holds its height and width.
 
 use anyhow::{Context as _, Result};
 use rotile::checkpoint::Checkpoint;
@@ -10,18 +11,41 @@ use std::path::Path;
 /// Name of the tensor.
 pub(crate) const NAME: &str = "latent";
 
-/// What the metadata says of the values.
-const CONVENTION: &str = "as the denoising model has it: (z - shift_factor) * scaling_factor of the autoencoder's z";
+const SIZE: &str = "size";
 
-pub(crate) fn read(path: &Path, name: &str) -> Result<Tensor> {
+/// What the metadata says of the values.
+const CONVENTION: &str = "as the denoising model has it: (z - shift_factor) * scaling_factor of the autoencoder's z, or as the model \
+    normalises it otherwise";
+
+/// Width and height of a picture.
+pub(crate) type Size = (u32, u32);
+
+/// A latent, and the size of its picture where that was padded.
+pub(crate) fn read(path: &Path, name: &str) -> Result<(Tensor, Option<Size>)> {
     let checkpoint = Checkpoint::open(path)?;
-    Ok(checkpoint.load(name, DType::F32)?)
+    let latent = checkpoint.load(name, DType::F32)?;
+    let size = match checkpoint.shape(SIZE) {
+        Some([2]) => {
+            let size = checkpoint.load(SIZE, DType::F32)?.data;
+            Some((size[1] as u32, size[0] as u32))
+        }
+        _ => None,
+    };
+    Ok((latent, size))
 }
 
-pub(crate) fn to_bytes(latent: &Tensor) -> Result<Vec<u8>> {
-    let bytes: Vec<u8> = latent.data.iter().flat_map(|v| v.to_le_bytes()).collect();
-    let view = TensorView::new(Dtype::F32, latent.ty.shape.to_vec(), &bytes)?;
+/// The file of a latent of a picture of `size`.
+pub(crate) fn to_bytes(latent: &Tensor, size: Size, factor: usize) -> Result<Vec<u8>> {
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    let values = bytes(&latent.data);
+    let sides = [size.1 as f32, size.0 as f32];
+    let sides = bytes(&sides);
+    let mut views = vec![(NAME, TensorView::new(Dtype::F32, latent.ty.shape.to_vec(), &values)?)];
+    let whole = [size.0, size.1].iter().all(|n| (*n as usize).is_multiple_of(factor));
+    if !whole {
+        views.push((SIZE, TensorView::new(Dtype::F32, vec![2], &sides)?));
+    }
     // One entry: the order of several would change from run to run.
     let metadata = HashMap::from([("convention".to_owned(), CONVENTION.to_owned())]);
-    safetensors::serialize([(NAME, view)], Some(metadata)).context("cannot write the latent")
+    safetensors::serialize(views, Some(metadata)).context("cannot write the latent")
 }

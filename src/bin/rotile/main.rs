@@ -12,6 +12,7 @@ mod kernels;
 mod latent;
 mod output;
 mod progress;
+mod roundtrip;
 
 use anyhow::Result;
 use args::{Cli, Command};
@@ -39,6 +40,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Generate(args) => generate::run(args, cli.json, cli.verbose > 0),
         Command::Decode(args) => decode::run(args, cli.json),
         Command::Encode(args) => encode::run(args, cli.json),
+        Command::Roundtrip(args) => roundtrip::run(args, cli.json),
         Command::Inspect(args) => inspect::run(args, cli.json),
         Command::Compare(args) => compare::run(args, cli.json),
         Command::Devices(args) => devices::run(args, cli.json, cli.verbose > 0),

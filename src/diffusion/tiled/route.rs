@@ -97,7 +97,11 @@ pub fn route(
             };
             match (limit, host) {
                 (Some(limit), _) if on_device > limit => {
-                    let wanted = on_device;
+                    // The message names the least that would do.
+                    let wanted = match &smallest {
+                        Some(Error::Plan(PlanError::MaxMemory { wanted, .. })) => on_device.min(*wanted),
+                        _ => on_device,
+                    };
                     smallest = Some(PlanError::MaxMemory { wanted, limit }.into());
                 }
                 (_, Some(available)) if footprint.host > available => {

@@ -5,6 +5,7 @@
 pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
+mod kl_latents;
 mod parts;
 pub mod qwen3;
 pub mod qwen_image_vae;

@@ -470,6 +470,28 @@ fn runner(options: VaeOptions) -> VaeRunner {
     VaeRunner::new((model.vae, model.weights), cpu(), DType::F32, Policy::default()).with_options(options)
 }
 
+#[test]
+fn a_file_without_the_half_is_an_error_in_tiles_too() {
+    let mut model = Model::new("embedded", part("vae"));
+    let Vae::Kl(config) = &mut model.vae else {
+        panic!("the embedded VAE is an AutoencoderKL")
+    };
+    config.encoder = None;
+    let tile = Some(TileOptions {
+        size: 96,
+        overlap: 0,
+    });
+    let options = VaeOptions {
+        tile,
+        ..VaeOptions::default()
+    };
+    let runner = VaeRunner::new((model.vae, model.weights), cpu(), DType::F32, Policy::default()).with_options(options);
+    let error = runner
+        .route(VaeTask::Encode { height: 16, width: 16 })
+        .expect_err("no encoder");
+    assert!(matches!(error, Error::Checkpoint(_)), "{error}");
+}
+
 fn bytes_of_whole(task: VaeTask) -> u64 {
     runner(VaeOptions::default())
         .plan(task)

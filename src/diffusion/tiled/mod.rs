@@ -15,7 +15,7 @@ pub use route::{Route, TileOptions, route};
 
 use crate::backend::{Device, Kept, Session};
 use crate::checkpoint::Weights;
-use crate::error::{Error, Result};
+use crate::error::{CheckpointError, Error, Result};
 use crate::models::{Part, Side, Vae};
 use crate::plan::{Bytes, Choice, Named, Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
@@ -106,6 +106,17 @@ impl Schedule {
     /// If a weight is missing or has another shape, or the tiles are smaller than what a stage sees.
     pub fn new(half: Half<'_>, size: [usize; 2], tiles: Tiles, dtype: DType) -> Result<Self> {
         let parts = half.vae.parts(half.side);
+        if parts.is_empty() {
+            // A file may hold one half only; whatever follows counts on a part.
+            return Err(Error::from(CheckpointError::MissingTensor {
+                file: half.weights.checkpoint().name().to_owned(),
+                name: match half.side {
+                    Side::Encoder => "encoder.*".into(),
+                    Side::Decoder => "decoder.*".into(),
+                },
+                nearest: None,
+            }));
+        }
         let mut stages: Vec<Stage> = Vec::new();
         let mut known = 0;
         for range in stage::ranges(&parts, half.side, tiles.cut) {

@@ -477,10 +477,7 @@ fn a_file_without_the_half_is_an_error_in_tiles_too() {
         panic!("the embedded VAE is an AutoencoderKL")
     };
     config.encoder = None;
-    let tile = Some(TileOptions {
-        size: 96,
-        overlap: 0,
-    });
+    let tile = Some(TileOptions { size: 96, overlap: 0 });
     let options = VaeOptions {
         tile,
         ..VaeOptions::default()

@@ -167,7 +167,8 @@ impl Graph {
         self.define(tensor.ty.clone(), Source::Constant(Arc::new(tensor)))
     }
 
-    /// A weight of exactly this shape, stored on the device as it is in the file (F32, F16 or BF16): matrices, filters, tables.
+    /// A weight of exactly this shape, stored on the device as it is in the file: matrices, filters, tables. Only matrices stay
+    /// packed: others are decoded to F32.
     ///
     /// # Errors
     /// If the checkpoint has no such tensor, or one of another shape or an unusable type.
@@ -229,7 +230,19 @@ impl Graph {
             }
             .into());
         }
-        Ok((info.name.clone(), info.float()?))
+        let dtype = info.weight()?;
+        if dtype == DType::I8 {
+            return Err(CheckpointError::DType {
+                file: weights.checkpoint().name().to_owned(),
+                name: info.name.clone(),
+                found: "I8 codes without scales".into(),
+                wanted: "F32, F16, BF16 or blocks from Q8_0 to Q6_K".into(),
+            }
+            .into());
+        }
+        // Only matmul and embedding read packed weights.
+        let keep = !dtype.is_packed() || wanted.len() == 2;
+        Ok((info.name.clone(), if keep { dtype } else { DType::F32 }))
     }
 
     /// Adds a node. Model code calls the methods that the ops define.

@@ -60,6 +60,7 @@ pub mod models;
 pub mod op;
 pub mod ops;
 pub mod plan;
+pub mod quant;
 pub mod tensor;
 pub mod text;
 pub mod tiling;

@@ -111,10 +111,14 @@ impl Run {
     fn split(&self, caps: &Caps) -> BTreeMap<usize, Caps> {
         let mut found = BTreeMap::new();
         for (i, ty) in self.inputs.iter().enumerate().filter(|(_, ty)| !ty.shape.is_empty()) {
-            let row = ty.count() / ty.shape[0] * ty.dtype.size();
+            let row = ty.dtype.bytes(ty.count() / ty.shape[0]);
             for parts in [2, 3, ty.shape[0].min(100)] {
                 let caps = Caps {
-                    max_binding: (ty.shape[0].div_ceil(parts) * row).next_multiple_of(2 * row) as u64,
+                    max_binding: (ty.shape[0].div_ceil(parts) * row).next_multiple_of(if row % 2 == 1 {
+                        4 * row
+                    } else {
+                        2 * row
+                    }) as u64,
                     ..caps.clone()
                 };
                 let ways = self.op.ways(&self.inputs, &self.output, &caps);
@@ -164,7 +168,7 @@ impl Run {
     fn keeps_nan(&self, name: &str, caps: &Caps, gpu: &Gpu) -> Result<(), Failed> {
         let way = self.way(name, caps)?;
         let (mut inputs, _) = self.values();
-        let floats = (0..inputs.len()).filter(|&i| inputs[i].ty.dtype != DType::U32);
+        let floats = (0..inputs.len()).filter(|&i| inputs[i].ty.dtype != DType::U32 && inputs[i].blocks.is_empty());
         for index in floats.collect::<Vec<_>>() {
             let at = inputs[index].data.len() / 2;
             let kept = std::mem::replace(&mut inputs[index].data[at], f32::NAN);
@@ -210,12 +214,10 @@ impl Run {
 }
 
 fn rounded(values: Vec<f32>, ty: &TensorType) -> Vec<f32> {
-    Tensor {
-        ty: ty.clone(),
-        data: values,
+    match ty.dtype {
+        DType::F32 => values,
+        dtype => Tensor::new(ty.shape.clone(), values).to_dtype(dtype).data,
     }
-    .rounded()
-    .data
 }
 
 fn describe(types: &[TensorType]) -> String {

@@ -148,7 +148,7 @@ fn same(name: &str, a: &Weights, b: &Weights) {
     let (a, b) = (a.checkpoint(), b.checkpoint());
     assert_eq!(Vae::read(a).expect("a VAE"), Vae::read(b).expect("a VAE"), "{name}");
     assert_eq!(a.tensors().len(), b.tensors().len(), "{name}");
-    for info in a.tensors().filter(|info| info.float().is_ok()) {
+    for info in a.tensors().filter(|info| info.weight().is_ok()) {
         let [a, b] = [a, b].map(|c| c.load(&info.name, DType::F32).unwrap_or_else(|e| panic!("{name}: {e}")));
         assert!(a == b, "{name}: {}", info.name);
     }

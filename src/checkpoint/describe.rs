@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 #[derive(Deserialize)]
 struct Description {
     config: Option<Value>,
-    tensors: BTreeMap<String, (FileDType, Vec<usize>)>,
+    tensors: BTreeMap<String, (::safetensors::Dtype, Vec<usize>)>,
 }
 
 impl Checkpoint {
@@ -35,7 +35,7 @@ impl Checkpoint {
                 .ok_or_else(|| invalid(format!("`{tensor}` of shape {dims:?} is too large")))?;
             entries.push(Entry {
                 name: tensor,
-                dtype,
+                dtype: FileDType::of(dtype),
                 shape: dims.into(),
                 start,
                 len: end - start,

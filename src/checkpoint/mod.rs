@@ -1,6 +1,7 @@
 //! Model files: names, shapes and bytes of tensors, whatever the layout on disk.
 
 mod describe;
+mod file_dtype;
 mod names;
 #[cfg(feature = "native")]
 mod open;
@@ -8,18 +9,18 @@ mod part;
 mod safetensors;
 
 pub use crate::error::CheckpointError;
+pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
 
+use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
-
-/// Element type as a file names it: wider than what kernels can use.
-pub type FileDType = ::safetensors::Dtype;
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,19 +48,14 @@ impl TensorInfo {
     /// The element type, where kernels can use it as a weight.
     ///
     /// # Errors
-    /// If it is no F32, F16 or BF16.
-    pub fn float(&self) -> Result<DType, CheckpointError> {
-        match self.dtype {
-            FileDType::F32 => Ok(DType::F32),
-            FileDType::F16 => Ok(DType::F16),
-            FileDType::BF16 => Ok(DType::BF16),
-            other => Err(CheckpointError::DType {
-                file: self.file.to_string(),
-                name: self.name.clone(),
-                found: format!("{other:?}"),
-                wanted: "F32, F16 or BF16".into(),
-            }),
-        }
+    /// If it is none of F32, F16, BF16, I8 and the types of blocks.
+    pub fn weight(&self) -> Result<DType, CheckpointError> {
+        self.dtype.weight().ok_or_else(|| CheckpointError::DType {
+            file: self.file.to_string(),
+            name: self.name.clone(),
+            found: self.dtype.to_string(),
+            wanted: "F32, F16, BF16, I8 or blocks from Q8_0 to Q6_K".into(),
+        })
     }
 }
 
@@ -224,10 +220,10 @@ impl Checkpoint {
     /// Bytes of a tensor or of a [`Part`] as they are in the file, little-endian, and their type.
     ///
     /// # Errors
-    /// As [`Checkpoint::load`].
+    /// If the tensor or its bytes are not there, or its type is unusable.
     pub fn raw(&self, name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
         let (info, part) = self.find(name)?;
-        let dtype = info.float()?;
+        let dtype = info.weight()?;
         let bytes = self.storages[info.storage]
             .bytes()
             .ok_or_else(|| CheckpointError::Header {
@@ -235,23 +231,83 @@ impl Checkpoint {
                 reason: format!("`{name}` is only described: the file has no values"),
             })?;
         let bytes = &bytes[info.start..info.start + info.len];
-        match first_non_finite(dtype, bytes) {
-            Some(index) => Err(CheckpointError::NonFinite {
-                file: info.file.to_string(),
+        let bytes = match part {
+            Some(part) => {
+                self.part_shape(info, &part)?;
+                Cow::Owned(part.cut(info, bytes))
+            }
+            None => Cow::Borrowed(bytes),
+        };
+        Ok((dtype, bytes))
+    }
+
+    /// As [`Checkpoint::raw`], of rows along the first axis only, that are to become `wanted`; a tensor without axes is one row.
+    fn raw_rows(
+        &self,
+        name: &str,
+        rows: &Range<usize>,
+        wanted: DType,
+    ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
+        let (dtype, bytes) = self.raw(name)?;
+        if dtype == DType::I8 && wanted != DType::I8 {
+            return Err(CheckpointError::DType {
+                file: self.name.clone(),
                 name: name.to_owned(),
-                index,
-            }),
-            None => Ok((
-                dtype,
-                match part {
-                    Some(part) => {
-                        self.part_shape(info, &part)?;
-                        Cow::Owned(part.cut(info, bytes))
-                    }
-                    None => Cow::Borrowed(bytes),
-                },
-            )),
+                found: "I8 codes without scales".into(),
+                wanted: wanted.to_string(),
+            });
         }
+        let mut shape = self.shape_of(name)?;
+        let row = bytes.len() / shape.first().copied().unwrap_or(1).max(1);
+        let range = rows.start * row..rows.end * row;
+        let bytes = match bytes {
+            Cow::Borrowed(bytes) => Cow::Borrowed(&bytes[range]),
+            Cow::Owned(bytes) => Cow::Owned(bytes[range].to_vec()),
+        };
+        match first_non_finite(dtype, &bytes) {
+            Some(index) => Err(CheckpointError::NonFinite {
+                file: self.name.clone(),
+                name: name.to_owned(),
+                index: rows.start * Shape::from(shape.get(1..).unwrap_or_default()).count() + index,
+            }),
+            None => {
+                if let Some(first) = shape.first_mut() {
+                    *first = rows.len();
+                }
+                Ok((TensorType::new(dtype, shape), bytes))
+            }
+        }
+    }
+
+    /// Rows of a tensor or of a [`Part`] along its first axis, converted to `dtype` as the device stores it.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`].
+    ///
+    /// # Panics
+    /// If the tensor has fewer rows.
+    pub fn rows(&self, name: &str, dtype: DType, rows: Range<usize>) -> Result<Cow<'_, [u8]>, CheckpointError> {
+        let (ty, bytes) = self.raw_rows(name, &rows, dtype)?;
+        if ty.dtype != dtype {
+            return Ok(Cow::Owned(Tensor::from_bytes(ty, &bytes).to_dtype(dtype).to_bytes()));
+        }
+        let whole = bytes.len().is_multiple_of(4);
+        Ok(match (dtype.is_blocks(), whole) {
+            (true, _) => Cow::Owned(quant::pack(dtype, &bytes)),
+            (false, true) => bytes,
+            (false, false) => {
+                let mut bytes = bytes.into_owned();
+                bytes.resize(bytes.len().next_multiple_of(4), 0);
+                Cow::Owned(bytes)
+            }
+        })
+    }
+
+    fn shape_of(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
+        Ok(match self.find(name)? {
+            (info, Some(part)) => self.part_shape(info, &part)?.to_vec(),
+            (info, None) => info.shape.to_vec(),
+        })
     }
 
     fn part_shape(&self, info: &TensorInfo, part: &Part) -> Result<Shape, CheckpointError> {
@@ -262,21 +318,19 @@ impl Checkpoint {
         })
     }
 
-    /// Values of a tensor or of a [`Part`], converted to `dtype`.
+    /// A tensor or a [`Part`] on the host, converted to `dtype`: values, or bytes where `dtype` is packed.
     ///
     /// # Errors
     /// If the tensor or its bytes are not there, its type is unusable, or it holds a NaN or infinity.
     pub fn load(&self, name: &str, dtype: DType) -> Result<Tensor, CheckpointError> {
-        let (stored, bytes) = self.raw(name)?;
-        let shape = match self.find(name)? {
-            (info, Some(part)) => self.part_shape(info, &part)?,
-            (info, None) => info.shape.clone(),
-        };
-        let tensor = Tensor::from_bytes(TensorType::new(stored, shape), &bytes);
-        Ok(if stored == dtype {
-            tensor
+        let rows = self.shape_of(name)?.first().copied().unwrap_or(1);
+        let (ty, bytes) = self.raw_rows(name, &(0..rows), dtype)?;
+        Ok(if ty.dtype == dtype && dtype.is_packed() {
+            Tensor::packed(ty, bytes.into_owned())
+        } else if ty.dtype == dtype {
+            Tensor::from_bytes(ty, &bytes)
         } else {
-            tensor.to_dtype(dtype)
+            Tensor::from_bytes(ty, &bytes).to_dtype(dtype)
         })
     }
 }
@@ -293,7 +347,8 @@ fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
         DType::F32 => bytes
             .chunks_exact(4)
             .position(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & 0x7f80_0000 == 0x7f80_0000),
-        DType::U32 => None,
+        DType::U32 | DType::I8 => None,
+        blocks => quant::first_non_finite(blocks, bytes),
     }
 }
 
@@ -370,6 +425,14 @@ impl Weights {
     /// As [`Weights::load`].
     pub fn raw(&self, full_name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
         self.checkpoint.raw(full_name)
+    }
+
+    /// Rows of the tensor with this *full* name as the device stores them: see [`Checkpoint::rows`].
+    ///
+    /// # Errors
+    /// As [`Weights::load`].
+    pub fn rows(&self, full_name: &str, dtype: DType, rows: Range<usize>) -> Result<Cow<'_, [u8]>, CheckpointError> {
+        self.checkpoint.rows(full_name, dtype, rows)
     }
 
     fn full(&self, name: &str) -> String {

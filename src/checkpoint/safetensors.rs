@@ -56,7 +56,7 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, CheckpointErr
         .into_iter()
         .map(|(name, info)| Entry {
             name,
-            dtype: info.dtype,
+            dtype: FileDType::of(info.dtype),
             shape: info.shape.clone().into(),
             start: data + info.data_offsets.0,
             len: info.data_offsets.1 - info.data_offsets.0,

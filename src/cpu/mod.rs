@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod gemm;
+pub(crate) mod packed;
 mod session;
 
 pub use session::{Cpu, CpuSession};

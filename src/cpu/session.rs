@@ -3,8 +3,8 @@ use crate::checkpoint::Weights;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Value};
 use crate::memory::{Residency, Resident, budget};
-use crate::plan::{Bytes, Named, Place, Plan};
-use crate::tensor::{DType, Tensor, TensorType, View};
+use crate::plan::{Bytes, Named, Output, Place, Plan, cpu_dtype, cpu_weight_bytes};
+use crate::tensor::{Tensor, TensorType, View};
 use std::sync::Arc;
 
 /// The CPU as a device. Clones share their weights.
@@ -33,14 +33,14 @@ struct RunNode {
 }
 
 impl Cpu {
-    /// Allocates what the graph needs and loads its weights, widened to `f32`.
+    /// Allocates what the graph needs and loads its weights: packed ones as they are, others widened to `f32`.
     ///
     /// # Errors
     /// If the machine has no room for it, or a weight cannot be loaded.
     pub fn prepare(&self, graph: &Graph, weights: &Weights) -> Result<CpuSession> {
         let plan = Plan::cpu(graph);
-        let held = |w: &&Named| self.weights.get(weights, &w.name, DType::F32).is_some();
-        let held: u64 = plan.weights.iter().filter(held).map(|w| w.ty.count() as u64 * 4).sum();
+        let held = |w: &&Named| self.weights.get(weights, &w.name, cpu_dtype(w.ty.dtype)).is_some();
+        let held: u64 = plan.weights.iter().filter(held).map(|w| cpu_weight_bytes(&w.ty)).sum();
         budget::check(plan.cpu_bytes().total() - held)?;
         let resolve = |value: &Value| plan.place(graph, *value).map(|place| (place, graph.ty(*value).clone()));
         let node = |node: &Node| {
@@ -55,11 +55,14 @@ impl Cpu {
             })
         };
         let nodes = plan.nodes.iter().filter_map(|&i| node(&graph.nodes()[i])).collect();
-        let load = |name: &str| match self.weights.get(weights, name, DType::F32) {
-            Some(held) => Ok(held),
-            None => {
-                let tensor = weights.load(name, DType::F32)?;
-                Ok::<_, Error>(self.weights.insert(weights, name, DType::F32, tensor))
+        let load = |Named { name, ty }: &Named| {
+            let dtype = cpu_dtype(ty.dtype);
+            match self.weights.get(weights, name, dtype) {
+                Some(held) => Ok(held),
+                None => {
+                    let tensor = weights.load(name, dtype)?;
+                    Ok::<_, Error>(self.weights.insert(weights, name, dtype, tensor))
+                }
             }
         };
         Ok(CpuSession {
@@ -70,17 +73,19 @@ impl Cpu {
                 .map(|&bytes| vec![0.0; bytes as usize / 4])
                 .collect(),
             inputs: plan.inputs.iter().map(|i| zeros(&i.ty)).collect(),
-            weights: plan.weights.iter().map(|w| load(&w.name)).collect::<Result<_>>()?,
+            weights: plan.weights.iter().map(load).collect::<Result<_>>()?,
             plan,
         })
     }
 }
 
 fn zeros(ty: &TensorType) -> Tensor {
-    Tensor {
-        ty: ty.clone(),
-        data: vec![0.0; ty.count()],
-    }
+    Tensor::of(ty.clone(), vec![0.0; ty.count()])
+}
+
+/// Bytes that a weight really takes.
+fn held_bytes(weight: &Tensor) -> u64 {
+    weight.data.capacity() as u64 * 4 + weight.blocks.capacity() as u64
 }
 
 impl CpuSession {
@@ -94,10 +99,8 @@ impl CpuSession {
             self.inputs[index].data.clone_from(&tensor.data);
         }
         self.compute();
-        let outputs = self.plan.outputs.iter().map(|output| Tensor {
-            ty: output.ty.clone(),
-            data: self.view(output.place, &output.ty).data.to_vec(),
-        });
+        let data = |output: &Output| self.view(output.place, &output.ty).data.to_vec();
+        let outputs = self.plan.outputs.iter().map(|o| Tensor::of(o.ty.clone(), data(o)));
         Ok(outputs.collect())
     }
 
@@ -131,7 +134,7 @@ impl CpuSession {
         let bytes = |data: &Vec<f32>| data.capacity() as u64 * 4;
         let constants: u64 = self.plan.constants.iter().map(|c| bytes(&c.data)).sum();
         Bytes {
-            weights: self.weights.iter().map(|w| bytes(&w.storage.data)).sum(),
+            weights: self.weights.iter().map(|w| held_bytes(&w.storage)).sum(),
             activations: self.buffers.iter().map(bytes).sum(),
             inputs: self.inputs.iter().map(|t| bytes(&t.data)).sum::<u64>() + constants,
             transfer: 0,
@@ -145,9 +148,9 @@ impl CpuSession {
 
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
-        let planned = self.plan.weights.iter().map(|w| w.ty.count() as u64 * 4);
-        let bytes = |w: &Resident<Tensor>| w.storage.data.capacity() as u64 * 4;
-        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, bytes(w)));
+        let planned = self.plan.weights.iter().map(|w| cpu_weight_bytes(&w.ty));
+        let held = self.weights.iter();
+        let held = held.map(|w| (Arc::as_ptr(w) as usize, held_bytes(&w.storage)));
         planned
             .zip(held)
             .map(|(planned, (id, held))| (id, planned, held))
@@ -159,11 +162,15 @@ impl CpuSession {
             Place::Shared(i) => &self.buffers[i],
             Place::Input(i) => &self.inputs[i].data,
             Place::Constant(i) => &self.plan.constants[i].data,
-            Place::Weight(i, _) => &self.weights[i].storage.data,
+            Place::Weight(i, _) => {
+                let Tensor { data, blocks, .. } = &self.weights[i].storage;
+                return View { ty, data, blocks };
+            }
         };
         View {
             ty,
             data: &data[..ty.count()],
+            blocks: &[],
         }
     }
 }

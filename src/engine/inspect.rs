@@ -133,7 +133,7 @@ impl Inspection {
         };
         let line = |info: &crate::checkpoint::TensorInfo| TensorLine {
             name: info.name.clone(),
-            dtype: format!("{:?}", info.dtype),
+            dtype: info.dtype.to_string(),
             shape: info.shape.to_vec(),
             status: status(&info.name),
         };

@@ -110,21 +110,13 @@ impl Gpu {
     /// Sends a weight part by part, as the file has it where kernels can read that, else converted. `waiting` counts the bytes in
     /// staging memory.
     fn upload(&self, weights: &Weights, weight: &Named, waiting: &mut u64) -> Result<Vec<wgpu::Buffer>> {
-        let (stored, bytes) = weights.raw(&weight.name)?;
-        let mut rest: &[u8] = &bytes;
         let mut buffers = Vec::new();
         for part in self.caps().parts(&weight.ty) {
-            let (head, tail) = rest.split_at(part.ty.count() * stored.size());
-            rest = tail;
+            let rows = part.first..part.first + part.ty.shape.first().copied().unwrap_or(1);
+            let bytes = weights.rows(&weight.name, weight.ty.dtype, rows)?;
             let size = part.ty.byte_len() as u64;
             let buffer = self.buffer(&weight.name, size, STORAGE);
-            if stored == weight.ty.dtype && head.len() % 4 == 0 {
-                self.queue.write_buffer(&buffer, 0, head);
-            } else {
-                let values = Tensor::from_bytes(part.ty.with_dtype(stored), head);
-                self.queue
-                    .write_buffer(&buffer, 0, &values.to_dtype(weight.ty.dtype).to_bytes());
-            }
+            self.queue.write_buffer(&buffer, 0, &bytes);
             buffers.push(buffer);
             *waiting += size;
             if *waiting > STAGING_BYTES {

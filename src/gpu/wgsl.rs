@@ -46,6 +46,7 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/columns"),
     wgsl!("lib/epilogue"),
     wgsl!("lib/flat"),
+    wgsl!("lib/half"),
     wgsl!("lib/index"),
     wgsl!("lib/lanes"),
     wgsl!("lib/reduce"),
@@ -86,9 +87,13 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/residual/none"),
     wgsl!("slot/row/held"),
     wgsl!("slot/row/streamed"),
+    wgsl!("slot/scale/none"),
+    wgsl!("slot/scale/vector"),
     wgsl!("slot/weight/bf16"),
     wgsl!("slot/weight/f16"),
     wgsl!("slot/weight/f32"),
+    wgsl!("slot/weight/i8"),
+    wgsl!("slot/weight/q8_0"),
 ];
 
 /// Whose dialect of WGSL the text is for.

@@ -361,6 +361,7 @@ fn case(
         act,
         residual,
         gate: false,
+        scale: false,
     };
     let mut inputs = vec![
         TensorType::new(x, pictures),

@@ -7,6 +7,7 @@ use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
 use crate::graph::{Graph, Value};
 use crate::op::{Case, Cost, Op, Operand, Tolerance, Way, random_tensor};
+use crate::quant;
 use crate::tensor::{DType, Part, Tensor, TensorType, View};
 use bytemuck::{Pod, Zeroable};
 
@@ -32,10 +33,23 @@ impl Graph {
     /// Rows of `table`, a weight `[v, d]`, at `ids`, indices `[t]`: `[t, d]` in the graph's type. An id of `v` or more gives NaN.
     ///
     /// # Errors
-    /// If the table is no matrix of floats or the ids are no list of indices.
+    /// If the table is no matrix of floats or blocks, or the ids are no list of indices.
     pub fn embedding(&mut self, table: Value, ids: Value) -> Result<Value, ShapeError> {
         let dtype = self.dtype();
         self.push(Embedding { dtype }, &[table, ids])
+    }
+}
+
+/// One row of the table, decoded if it is packed; NaN past its end.
+fn copy_row(table: View<'_>, id: usize, row: &mut [f32]) {
+    let bytes = table.ty.dtype.bytes(row.len());
+    let found = table.data.get(id * row.len()..(id + 1) * row.len());
+    if let Some(found) = found {
+        row.copy_from_slice(found);
+    } else if let Some(blocks) = table.blocks.get(id * bytes..(id + 1) * bytes) {
+        quant::decode_into(table.ty.dtype, blocks, row);
+    } else {
+        row.fill(f32::NAN);
     }
 }
 
@@ -47,7 +61,7 @@ impl Op for Embedding {
     fn infer(&self, inputs: &[TensorType]) -> Result<TensorType, ShapeError> {
         match inputs {
             [table, ids]
-                if super::is_weight(table)
+                if (super::is_weight(table) || (table.dtype.is_blocks() && super::is_packed_matrix(table)))
                     && ids.dtype == DType::U32
                     && table.shape.len() == 2
                     && ids.shape.len() == 1 =>
@@ -57,7 +71,7 @@ impl Op for Embedding {
             _ => Err(ShapeError::new(
                 "embedding",
                 inputs,
-                "wants a table of floats [v, d] and indices [t]",
+                "wants a table of floats or blocks [v, d] and indices [t]",
             )),
         }
     }
@@ -88,8 +102,9 @@ impl Op for Embedding {
         let [table, ids] = inputs else { return Vec::new() };
         let d = table.shape()[1];
         let mut y = Vec::with_capacity(ids.data.len() * d);
+        let table = table.values();
         for &id in ids.data {
-            match table.data.get(id as usize * d..(id as usize + 1) * d) {
+            match table.get(id as usize * d..(id as usize + 1) * d) {
                 Some(row) => y.extend_from_slice(row),
                 None => y.extend((0..d).map(|_| f32::NAN)),
             }
@@ -105,10 +120,7 @@ impl Op for Embedding {
         }
         pieces(output, d, |start, piece| {
             for (row, &id) in piece.chunks_exact_mut(d).zip(&ids.data[start / d..]) {
-                match table.data.get(id as usize * d..(id as usize + 1) * d) {
-                    Some(found) => row.copy_from_slice(found),
-                    None => row.fill(f32::NAN),
-                }
+                copy_row(*table, id as usize, row);
             }
         });
         true
@@ -121,7 +133,7 @@ impl Op for Embedding {
 
     fn cost(&self, inputs: &[TensorType], output: &TensorType) -> Cost {
         // Of the table only the rows that are asked for.
-        let bytes = output.count() * inputs[0].dtype.size() + inputs[1].byte_len() + output.byte_len();
+        let bytes = inputs[0].dtype.bytes(output.count()) + inputs[1].byte_len() + output.byte_len();
         Cost {
             flops: 0.0,
             bytes: bytes as f64,
@@ -143,6 +155,8 @@ impl Op for Embedding {
             case(DType::F16, DType::F16, 11, 33, 7),
             case(DType::F16, DType::BF16, 11, 33, 7),
             case(DType::F32, DType::BF16, 2000, 384, 77),
+            case(DType::F32, DType::Q8_0, 11, 96, 7),
+            case(DType::F16, DType::Q8_0, 12, 64, 7),
         ]
     }
 

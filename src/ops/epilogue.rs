@@ -7,7 +7,7 @@ use crate::graph::Value;
 use crate::op::{Launch, Operand};
 use crate::tensor::{DType, TensorType, View};
 
-/// `residual + gate * act(sum + bias)`, fused into the op that makes the sum; each part is optional.
+/// `residual + gate * act(scale * sum + bias)`, fused into the op that makes the sum; each part is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Epilogue {
     /// One `f32` per output channel.
@@ -18,9 +18,19 @@ pub struct Epilogue {
     pub residual: Option<Value>,
     /// One activation per output channel; wants a residual.
     pub gate: Option<Value>,
+    /// One `f32` per output channel: that of quantised weights with a scale for each row.
+    pub scale: Option<Value>,
 }
 
 impl Epilogue {
+    /// Multiplies the sums by `scale`, an `f32` vector, before the bias.
+    pub fn scale(self, scale: Value) -> Self {
+        Self {
+            scale: Some(scale),
+            ..self
+        }
+    }
+
     /// Adds `bias`, an `f32` vector.
     pub fn bias(self, bias: Value) -> Self {
         Self {
@@ -57,17 +67,18 @@ impl Epilogue {
             act: self.act,
             residual: self.residual.is_some(),
             gate: self.gate.is_some(),
+            scale: self.scale.is_some(),
         }
     }
 
     /// The inputs of a node: those of the op, then the parts that there are.
     pub(crate) fn inputs(&self, op: &[Value]) -> Vec<Value> {
-        let parts = [self.bias, self.residual, self.gate];
+        let parts = [self.bias, self.residual, self.gate, self.scale];
         op.iter().copied().chain(parts.into_iter().flatten()).collect()
     }
 }
 
-/// The parts of an [`Epilogue`], as an attribute of an op. Their tensors are the last inputs: bias, residual, gate.
+/// The parts of an [`Epilogue`], as an attribute of an op. Their tensors are the last inputs: bias, residual, gate, scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fused {
     /// Whether there is a bias.
@@ -78,12 +89,17 @@ pub struct Fused {
     pub residual: bool,
     /// Whether there is a gate.
     pub gate: bool,
+    /// Whether there is a scale.
+    pub scale: bool,
 }
 
 impl Fused {
     /// Number of inputs that the parts add.
     pub(crate) fn count(self) -> usize {
-        usize::from(self.bias) + usize::from(self.residual) + usize::from(self.gate)
+        [self.bias, self.residual, self.gate, self.scale]
+            .into_iter()
+            .map(usize::from)
+            .sum()
     }
 
     /// Checks the inputs from number `first` on, for an output of type `y` with `channels` channels.
@@ -113,6 +129,9 @@ impl Fused {
         if !fits(self.gate, &TensorType::new(y.dtype, [channels])) {
             return refuse(format!("the gate must be {} [{channels}]", y.dtype));
         }
+        if !fits(self.scale, &TensorType::new(DType::F32, [channels])) {
+            return refuse(format!("the scale must be f32 [{channels}]"));
+        }
         Ok(())
     }
 
@@ -126,12 +145,14 @@ impl Fused {
         kernel
             .slot("act", self.act.slot())
             .slot("bias", if self.bias { "vector" } else { "none" })
+            .slot("scale", if self.scale { "vector" } else { "none" })
             .slot("residual", residual)
     }
 
-    /// Binds the tensors of the parts: inputs from number `first` on, at bindings 4 (bias), 5 (residual) and 6 (gate).
+    /// Binds the tensors of the parts: inputs from number `first` on, at bindings 4 (bias), 5 (residual), 6
+    /// (gate) and 7 (scale).
     pub(crate) fn bind(self, launch: Launch, first: usize) -> Launch {
-        [(self.bias, 4), (self.residual, 5), (self.gate, 6)]
+        [(self.bias, 4), (self.residual, 5), (self.gate, 6), (self.scale, 7)]
             .into_iter()
             .filter_map(|(there, binding)| there.then_some(binding))
             .enumerate()
@@ -143,7 +164,8 @@ impl Fused {
         let bias = self.bias.then(|| TensorType::new(DType::F32, [channels]));
         let residual = self.residual.then(|| y.clone());
         let gate = self.gate.then(|| TensorType::new(y.dtype, [channels]));
-        [bias, residual, gate].into_iter().flatten().collect()
+        let scale = self.scale.then(|| TensorType::new(DType::F32, [channels]));
+        [bias, residual, gate, scale].into_iter().flatten().collect()
     }
 
     /// The values of the parts, for the CPU; `inputs` are those of the parts only.
@@ -155,6 +177,7 @@ impl Fused {
             act: self.act,
             residual: next(self.residual),
             gate: next(self.gate),
+            scale: next(self.scale),
         }
     }
 }
@@ -166,19 +189,26 @@ pub(crate) struct FusedValues<'a> {
     act: Act,
     residual: Option<&'a [f32]>,
     gate: Option<&'a [f32]>,
+    scale: Option<&'a [f32]>,
 }
 
 impl FusedValues<'_> {
     /// The definition: output element `i`, in channel `j`, from its sum.
     pub(crate) fn define(&self, sum: f64, i: usize, j: usize) -> f64 {
         let at = |part: Option<&[f32]>, index: usize| part.map(|p| f64::from(p[index]));
-        let v = self.act.apply(sum + at(self.bias, j).unwrap_or(0.0));
+        let v = at(self.scale, j).unwrap_or(1.0) * sum;
+        let v = self.act.apply(v + at(self.bias, j).unwrap_or(0.0));
         let v = v * at(self.gate, j).unwrap_or(1.0);
         at(self.residual, i).unwrap_or(0.0) + v
     }
 
     /// Finishes sums that lie in rows, one column per channel. `first` is the index of the first in the output.
     pub(crate) fn finish_rows(&self, sums: &mut [f32], channels: usize, first: usize) {
+        if let Some(scale) = self.scale {
+            for row in sums.chunks_exact_mut(channels) {
+                row.iter_mut().zip(scale).for_each(|(v, s)| *v *= s);
+            }
+        }
         if let Some(bias) = self.bias {
             for row in sums.chunks_exact_mut(channels) {
                 row.iter_mut().zip(bias).for_each(|(v, b)| *v += b);
@@ -195,7 +225,8 @@ impl FusedValues<'_> {
 
     /// Finishes a whole output of sums in rows, on all threads.
     pub(crate) fn finish_all_rows(&self, sums: &mut [f32], channels: usize) {
-        if self.bias.is_none() && self.act == Act::None && self.residual.is_none() && self.gate.is_none() {
+        let parts = [self.bias, self.residual, self.gate, self.scale];
+        if self.act == Act::None && parts.iter().all(Option::is_none) {
             return;
         }
         // Enough rows at a time that handing them out costs little.
@@ -214,6 +245,9 @@ impl FusedValues<'_> {
 
     /// Finishes sums of one channel that lie together, such as part of a picture. `first` is the index of the first in the output.
     pub(crate) fn finish_plane(&self, sums: &mut [f32], channel: usize, first: usize) {
+        if let Some(scale) = self.scale {
+            sums.iter_mut().for_each(|v| *v *= scale[channel]);
+        }
         if let Some(bias) = self.bias {
             sums.iter_mut().for_each(|v| *v += bias[channel]);
         }

@@ -1,7 +1,8 @@
 //! `matmul`: activations times a weight matrix, with a fused epilogue.
 
-use super::{Act, Epilogue, Fused, is_activation, is_weight, tiles::Tiles};
+use super::{Act, Epilogue, Fused, is_activation, is_packed_matrix, is_weight, tiles::Tiles};
 use crate::cpu::gemm::{Mat, Threads, gemm};
+use crate::cpu::packed;
 use crate::error::ShapeError;
 use crate::gpu::Caps;
 use crate::gpu::wgsl::{KernelSpec, wgsl};
@@ -43,10 +44,10 @@ struct RowsParams {
 }
 
 impl Graph {
-    /// `residual + gate * act(x w^T + bias)` for `x` of `[.., k]` and a weight `w` of `[n, k]`: `[.., n]`, typed like `x`.
+    /// `residual + gate * act(scale * x w^T + bias)` for `x` of `[.., k]` and a weight `w` of `[n, k]`: `[.., n]`, typed like `x`.
     ///
     /// # Errors
-    /// If the inner sizes differ, `x` is no activation or `w` no F32, F16 or BF16 matrix; if a part of the epilogue does not
+    /// If the inner sizes differ, `x` is no activation or `w` no matrix of floats, blocks or I8 codes; if a part of the epilogue does not
     /// fit the output, or a gate comes without a residual.
     pub fn matmul(&mut self, x: Value, w: Value, epilogue: Epilogue) -> Result<Value, ShapeError> {
         let fused = epilogue.fused();
@@ -137,8 +138,8 @@ impl Op for Matmul {
         if !is_activation(x) || x.shape.is_empty() {
             return refuse("x must be an activation of rank 1 or more");
         }
-        if !is_weight(w) || w.shape.len() != 2 {
-            return refuse("w must be a weight [n, k] of F32, F16 or BF16");
+        if w.shape.len() != 2 || !(is_weight(w) || is_packed_matrix(w)) {
+            return refuse("w must be a weight [n, k] of F32, F16, BF16, I8 or whole blocks");
         }
         if x.shape.last() != w.shape[1] {
             return refuse("inner sizes differ: x [.., k], w [n, k]");
@@ -175,10 +176,11 @@ impl Op for Matmul {
         let [x, w, parts @ ..] = inputs else { return Vec::new() };
         let [m, n, k] = sizes(x.ty, w.ty);
         let fused = self.fused.values(parts);
+        let w = w.values();
         let mut y = Vec::with_capacity(m * n);
         for i in 0..m {
             for j in 0..n {
-                let (a, b) = (&x.data[i * k..][..k], &w.data[j * k..][..k]);
+                let (a, b) = (&x.data[i * k..][..k], &w[j * k..][..k]);
                 let sum = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
                 y.push(fused.define(sum, i * n + j, j) as f32);
             }
@@ -189,8 +191,12 @@ impl Op for Matmul {
     fn compute(&self, inputs: &[View<'_>], output: &mut [f32]) -> bool {
         let [x, w, parts @ ..] = inputs else { return false };
         let [m, n, k] = sizes(x.ty, w.ty);
-        let (a, b) = (Mat::rows(x.data, k), Mat::rows(w.data, k).t());
-        gemm([m, n, k], a, b, output, n, 1.0, 0.0, Threads::All);
+        if w.blocks.is_empty() {
+            let (a, b) = (Mat::rows(x.data, k), Mat::rows(w.data, k).t());
+            gemm([m, n, k], a, b, output, n, 1.0, 0.0, Threads::All);
+        } else {
+            packed::multiply([m, n, k], x.data, *w, output);
+        }
         self.fused.values(parts).finish_all_rows(output, n);
         true
     }
@@ -206,6 +212,7 @@ impl Op for Matmul {
                 act,
                 residual,
                 gate,
+                scale: w == DType::I8,
             };
             let x = TensorType::new(x, shape);
             let k = x.shape.last();
@@ -219,7 +226,7 @@ impl Op for Matmul {
             }
         };
         use Act::{Gelu, GeluTanh, None, Relu, Silu};
-        use DType::{BF16, F16, F32};
+        use DType::{BF16, F16, F32, I8, Q8_0};
         vec![
             case(F32, F32, &[1, 1], 1, false, None, false, false),
             case(F32, F32, &[33, 65], 17, false, None, false, false),
@@ -240,6 +247,12 @@ impl Op for Matmul {
             case(F32, BF16, &[65, 9], 16_257, true, None, false, false),
             case(F32, BF16, &[1, 256], 1024, true, None, false, false),
             case(F32, BF16, &[96, 256], 682, false, None, false, false),
+            case(F32, Q8_0, &[33, 64], 17, true, None, true, true),
+            case(F32, Q8_0, &[2, 35, 96], 131, false, Silu, false, false),
+            case(F16, Q8_0, &[3, 160], 65, true, None, false, false),
+            case(F32, I8, &[33, 64], 17, true, None, true, true),
+            case(F32, I8, &[35, 37], 131, false, Silu, false, false),
+            case(F16, I8, &[3, 162], 65, true, None, false, false),
         ]
     }
 }

@@ -111,6 +111,12 @@ fn is_weight(ty: &TensorType) -> bool {
     matches!(ty.dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
+/// A matrix `[n, k]` that kernels decode as they read it.
+fn is_packed_matrix(ty: &TensorType) -> bool {
+    let (elements, _) = ty.dtype.block();
+    ty.dtype.is_packed() && ty.shape.len() == 2 && ty.shape.last().is_multiple_of(elements)
+}
+
 /// A tensor as rows over its last axis: number of rows and their length.
 fn rows(ty: &TensorType) -> (usize, usize) {
     let cols = ty.shape.last();

@@ -233,7 +233,7 @@ impl Plan {
     pub fn cpu_bytes(&self) -> Bytes {
         let named = |list: &[Named]| list.iter().map(|n| cpu_bytes(&n.ty)).sum::<u64>();
         Bytes {
-            weights: named(&self.weights),
+            weights: self.weights.iter().map(|w| cpu_weight_bytes(&w.ty)).sum(),
             activations: self.buffers.iter().sum(),
             inputs: named(&self.inputs) + self.constants.iter().map(|c| cpu_bytes(&c.ty)).sum::<u64>(),
             transfer: 0,
@@ -407,6 +407,16 @@ impl Plan {
 /// Bytes on the CPU, where every element is an `f32`.
 fn cpu_bytes(ty: &TensorType) -> u64 {
     ty.count() as u64 * 4
+}
+
+/// How the CPU holds weights: packed ones as they are, others as `f32`.
+pub(crate) fn cpu_dtype(dtype: DType) -> DType {
+    if dtype.is_packed() { dtype } else { DType::F32 }
+}
+
+/// Bytes of a weight on the CPU.
+pub(crate) fn cpu_weight_bytes(ty: &TensorType) -> u64 {
+    cpu_dtype(ty.dtype).bytes(ty.count()) as u64
 }
 
 /// Whether the value is a weight that lies on the device in several parts.

@@ -6,7 +6,9 @@ mod shape;
 
 pub use {dtype::DType, parts::Part, shape::Shape};
 
+use crate::quant;
 use half::{bf16, f16};
+use std::borrow::Cow;
 use std::fmt;
 
 /// Element type and shape: all that planning needs to know about a tensor.
@@ -34,11 +36,7 @@ impl TensorType {
 
     /// Bytes on the device, rounded up to whole 32-bit words; at least one word, since empty buffers cannot be bound.
     pub fn byte_len(&self) -> usize {
-        self.count()
-            .saturating_mul(self.dtype.size())
-            .max(1)
-            .div_ceil(4)
-            .saturating_mul(4)
+        self.dtype.bytes(self.count()).max(1).div_ceil(4).saturating_mul(4)
     }
 
     /// The same shape in another element type.
@@ -56,13 +54,16 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// A tensor in host memory. Values are `f32` whatever the element type is; ids are exact up to 2^24.
+/// A tensor in host memory. Values are `f32` whatever the element type is; ids are exact up to 2^24. Weights of a packed type
+/// keep their bytes instead.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Type on the device.
     pub ty: TensorType,
-    /// Row-major values.
+    /// Row-major values; empty where `blocks` holds them.
     pub data: Vec<f32>,
+    /// Bytes of a packed type, as files have them; else empty.
+    pub blocks: Vec<u8>,
 }
 
 /// A tensor borrowed from a buffer: what the CPU side of an op reads.
@@ -70,18 +71,52 @@ pub struct Tensor {
 pub struct View<'a> {
     /// Element type and shape.
     pub ty: &'a TensorType,
-    /// Row-major values.
+    /// Row-major values; empty where `blocks` holds them.
     pub data: &'a [f32],
+    /// Bytes of a packed type, as files have them; else empty.
+    pub blocks: &'a [u8],
 }
 
-impl View<'_> {
+impl<'a> View<'a> {
     /// The extents.
     pub fn shape(&self) -> &[usize] {
         &self.ty.shape
     }
+
+    /// The values, decoded where the tensor is packed.
+    pub fn values(&self) -> Cow<'a, [f32]> {
+        if self.blocks.is_empty() {
+            Cow::Borrowed(self.data)
+        } else {
+            Cow::Owned(decode(self.ty.dtype, self.blocks))
+        }
+    }
 }
 
 impl Tensor {
+    /// A tensor from values that are exact in its element type.
+    pub(crate) fn of(ty: TensorType, data: Vec<f32>) -> Self {
+        Self {
+            ty,
+            data,
+            blocks: Vec::new(),
+        }
+    }
+
+    /// A tensor of a packed type from its bytes, as files have them.
+    ///
+    /// # Panics
+    /// If the number of bytes is not that of the type.
+    pub fn packed(ty: TensorType, blocks: Vec<u8>) -> Self {
+        assert!(ty.dtype.is_packed(), "{} is not packed", ty.dtype);
+        assert_eq!(ty.dtype.bytes(ty.count()), blocks.len(), "bytes do not fill {ty}");
+        Self {
+            ty,
+            data: Vec::new(),
+            blocks,
+        }
+    }
+
     /// An `f32` tensor.
     ///
     /// # Panics
@@ -89,7 +124,7 @@ impl Tensor {
     pub fn new(shape: impl Into<Shape>, data: Vec<f32>) -> Self {
         let ty = TensorType::new(DType::F32, shape);
         assert_eq!(ty.count(), data.len(), "values do not fill shape {}", ty.shape);
-        Self { ty, data }
+        Self::of(ty, data)
     }
 
     /// Token ids or other indices.
@@ -100,10 +135,7 @@ impl Tensor {
         assert!(ids.iter().all(|&id| id < 1 << 24), "an id of 2^24 or more");
         let ty = TensorType::new(DType::U32, shape);
         assert_eq!(ty.count(), ids.len(), "ids do not fill shape {}", ty.shape);
-        Self {
-            ty,
-            data: ids.iter().map(|&id| id as f32).collect(),
-        }
+        Self::of(ty, ids.iter().map(|&id| id as f32).collect())
     }
 
     /// Borrows it.
@@ -111,6 +143,7 @@ impl Tensor {
         View {
             ty: &self.ty,
             data: &self.data,
+            blocks: &self.blocks,
         }
     }
 
@@ -121,16 +154,16 @@ impl Tensor {
 
     /// The same values as another element type, rounded to what that can hold.
     pub fn to_dtype(&self, dtype: DType) -> Self {
-        Self {
-            ty: self.ty.with_dtype(dtype),
-            data: self.data.clone(),
-        }
-        .rounded()
+        Self::of(self.ty.with_dtype(dtype), self.view().values().into_owned()).rounded()
     }
 
     /// Values as the device stores them, padded to whole words.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes: Vec<u8> = match self.ty.dtype {
+        let dtype = self.ty.dtype;
+        if !self.blocks.is_empty() {
+            return quant::pack(dtype, &self.blocks);
+        }
+        let mut bytes: Vec<u8> = match dtype {
             DType::F32 => bytemuck::cast_slice(&self.data).to_vec(),
             DType::F16 => self.data.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
             DType::BF16 => self
@@ -139,28 +172,40 @@ impl Tensor {
                 .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
                 .collect(),
             DType::U32 => self.data.iter().flat_map(|&v| (v as u32).to_le_bytes()).collect(),
+            DType::I8 => self.data.iter().map(|&v| v as i8 as u8).collect(),
+            _ => quant::pack(dtype, &quant::encode(dtype, &self.data)),
         };
         bytes.resize(self.ty.byte_len(), 0);
         bytes
     }
 
-    /// The values after a round trip through the device's element type.
+    /// The values after a round trip through the device's element type; those of a packed type become bytes.
     pub fn rounded(&self) -> Self {
+        let dtype = self.ty.dtype;
+        if dtype.is_packed() {
+            let blocks = match (self.blocks.is_empty(), dtype) {
+                (false, _) => self.blocks.clone(),
+                (true, DType::I8) => self.data.iter().map(|&v| v as i8 as u8).collect(),
+                (true, _) => quant::encode(dtype, &self.data),
+            };
+            return Self::packed(self.ty.clone(), blocks);
+        }
         Self::from_bytes(self.ty.clone(), &self.to_bytes())
     }
 
-    /// Inverse of [`Tensor::to_bytes`]; bytes past the last element are ignored.
+    /// Values from bytes as files have them, which but for blocks is as [`Tensor::to_bytes`] gives them; bytes past the last
+    /// element are ignored.
     ///
     /// # Panics
     /// If there are fewer bytes than elements.
     pub fn from_bytes(ty: TensorType, bytes: &[u8]) -> Self {
-        let bytes = &bytes[..ty.count() * ty.dtype.size()];
+        let bytes = &bytes[..ty.dtype.bytes(ty.count())];
         let data = decode(ty.dtype, bytes);
-        Self { ty, data }
+        Self::of(ty, data)
     }
 }
 
-/// Little-endian elements as `f32`.
+/// Little-endian elements or blocks, as files have them, as `f32`.
 pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -172,5 +217,7 @@ pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
             .map(|b| bf16::from_bits(two(b)).to_f32())
             .collect(),
         DType::U32 => bytes.chunks_exact(4).map(|b| four(b) as f32).collect(),
+        DType::I8 => bytes.iter().map(|&b| f32::from(b as i8)).collect(),
+        blocks => quant::decode(blocks, bytes),
     }
 }

@@ -25,9 +25,13 @@ impl TensorType {
         if self.byte_len() as u64 <= limit || self.count() == 0 {
             return whole();
         }
-        let bytes = Shape::from(row).count().saturating_mul(self.dtype.size());
-        // Rows of half words begin at a whole word in pairs only.
-        let unit = if bytes.is_multiple_of(4) { 1 } else { 2 };
+        let bytes = self.dtype.bytes(Shape::from(row).count());
+        // Rows of bytes or half words begin at a whole word in fours or pairs only.
+        let unit = match bytes % 4 {
+            0 => 1,
+            2 => 2,
+            _ => 4,
+        };
         let most = usize::try_from(limit).unwrap_or(usize::MAX) / bytes / unit * unit;
         if most == 0 {
             return whole();

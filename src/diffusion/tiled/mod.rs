@@ -278,10 +278,7 @@ impl Schedule {
                 ran.add(&session);
                 let mut run = PassRun::new(stage, pass, &statistics, self.size);
                 let [tile, whole] = stage.sizes(self.size, 0);
-                let mut x_tile = Tensor {
-                    ty: stage.input.clone(),
-                    data: vec![0.0; stage.input.count()],
-                };
+                let mut x_tile = Tensor::of(stage.input.clone(), vec![0.0; stage.input.count()]);
                 for at in stage.grid.tiles() {
                     proceed()?;
                     crop(&x, whole, stage.corner(at, 0), tile, &mut x_tile.data);

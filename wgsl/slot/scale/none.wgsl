@@ -1,0 +1,2 @@
+// scale = none
+fn scale_sum(v: f32, j: u32) -> f32 { return v; }

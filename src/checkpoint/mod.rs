@@ -6,12 +6,14 @@ mod names;
 #[cfg(feature = "native")]
 mod open;
 mod part;
+mod quantised;
 mod safetensors;
 
 pub use crate::error::CheckpointError;
 pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
+pub use quantised::Int8Layer;
 
 use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
@@ -37,12 +39,25 @@ pub struct TensorInfo {
     storage: usize,
     start: usize,
     len: usize,
+    /// How often the bytes come in a row: more than once for the one scale of all rows.
+    repeat: usize,
+    int8: Option<Arc<Int8Layer>>,
 }
 
 impl TensorInfo {
     /// Bytes in the file.
     pub fn byte_len(&self) -> usize {
         self.len
+    }
+
+    /// How the codes of an int8 layer are to be read; `None` for any other tensor.
+    pub fn int8(&self) -> Option<&Int8Layer> {
+        self.int8.as_deref()
+    }
+
+    /// Whether it is the weight of an int8 layer, rotated or not: codes that no other quantised type may replace.
+    pub fn is_int8_tensorwise(&self) -> bool {
+        self.int8.is_some()
     }
 
     /// The element type, where kernels can use it as a weight.
@@ -142,6 +157,8 @@ impl Checkpoint {
                     storage: storages.len(),
                     start: entry.start,
                     len: entry.len,
+                    repeat: 1,
+                    int8: None,
                 };
                 if let Some(other) = tensors.insert(info.name.clone(), info) {
                     return Err(CheckpointError::Header {
@@ -152,7 +169,9 @@ impl Checkpoint {
             }
             storages.push(source.storage);
         }
+        let tensors = quantised::gather(name, tensors, &storages)?;
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
+        let tensors = quantised::add_scales(name, tensors)?;
         Ok(Self {
             name: name.to_owned(),
             storages,
@@ -210,7 +229,7 @@ impl Checkpoint {
     }
 
     /// The tensor that a graph means by `name`, and which [`Part`] of it, if not all.
-    fn find(&self, name: &str) -> Result<(&TensorInfo, Option<Part>), CheckpointError> {
+    pub(super) fn find(&self, name: &str) -> Result<(&TensorInfo, Option<Part>), CheckpointError> {
         match Part::parse(name) {
             Some(part) if self.get(name).is_none() => Ok((self.info(&part.name)?, Some(part))),
             _ => Ok((self.info(name)?, None)),
@@ -231,12 +250,16 @@ impl Checkpoint {
                 reason: format!("`{name}` is only described: the file has no values"),
             })?;
         let bytes = &bytes[info.start..info.start + info.len];
+        let bytes = match info.repeat {
+            1 => Cow::Borrowed(bytes),
+            n => Cow::Owned(bytes.repeat(n)),
+        };
         let bytes = match part {
             Some(part) => {
                 self.part_shape(info, &part)?;
-                Cow::Owned(part.cut(info, bytes))
+                Cow::Owned(part.cut(info, &bytes))
             }
-            None => Cow::Borrowed(bytes),
+            None => bytes,
         };
         Ok((dtype, bytes))
     }
@@ -250,12 +273,8 @@ impl Checkpoint {
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         let (dtype, bytes) = self.raw(name)?;
         if dtype == DType::I8 && wanted != DType::I8 {
-            return Err(CheckpointError::DType {
-                file: self.name.clone(),
-                name: name.to_owned(),
-                found: "I8 codes without scales".into(),
-                wanted: wanted.to_string(),
-            });
+            let (ty, values) = self.reconstruct(name, rows.clone())?;
+            return Ok((ty, Cow::Owned(bytemuck::cast_slice(&values).to_vec())));
         }
         let mut shape = self.shape_of(name)?;
         let row = bytes.len() / shape.first().copied().unwrap_or(1).max(1);
@@ -287,6 +306,9 @@ impl Checkpoint {
     /// # Panics
     /// If the tensor has fewer rows.
     pub fn rows(&self, name: &str, dtype: DType, rows: Range<usize>) -> Result<Cow<'_, [u8]>, CheckpointError> {
+        if self.reconstructs(name, dtype)? {
+            return Ok(Cow::Owned(self.reconstructed_bytes(name, dtype, rows)?));
+        }
         let (ty, bytes) = self.raw_rows(name, &rows, dtype)?;
         if ty.dtype != dtype {
             return Ok(Cow::Owned(Tensor::from_bytes(ty, &bytes).to_dtype(dtype).to_bytes()));
@@ -303,7 +325,7 @@ impl Checkpoint {
         })
     }
 
-    fn shape_of(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
+    pub(super) fn shape_of(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
         Ok(match self.find(name)? {
             (info, Some(part)) => self.part_shape(info, &part)?.to_vec(),
             (info, None) => info.shape.to_vec(),

@@ -41,7 +41,10 @@ pub fn matrix(group: usize) -> Vec<f32> {
 /// If `group` is no size of a group or does not divide the number of values.
 pub fn rotate(values: &mut [f32], group: usize) {
     assert!(is_group(group), "{group} is no power of 4 from 4 on");
-    assert!(values.len().is_multiple_of(group), "groups of {group} do not fill the row");
+    assert!(
+        values.len().is_multiple_of(group),
+        "groups of {group} do not fill the row"
+    );
     for values in values.chunks_exact_mut(group) {
         let mut stride = 1;
         while stride < group {

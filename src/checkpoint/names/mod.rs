@@ -11,7 +11,7 @@ use super::{CheckpointError, TensorInfo};
 use std::collections::BTreeMap;
 use std::fmt;
 
-type Tensors = BTreeMap<String, TensorInfo>;
+pub(super) type Tensors = BTreeMap<String, TensorInfo>;
 
 /// How a file names its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,7 +33,7 @@ pub(super) fn map(mut info: TensorInfo) -> Vec<TensorInfo> {
             file: info.file.clone(),
             start: info.start + i * (info.len / 3),
             len: info.len / 3,
-            ..info
+            ..info.clone()
         };
         return vec![third(0, "to_q"), third(1, "to_k"), third(2, "to_v")];
     }

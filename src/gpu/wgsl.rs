@@ -43,6 +43,7 @@ pub(crate) use wgsl;
 
 /// Files that others `use`. A file `slot/NAME/CHOICE` is one choice for slot NAME.
 pub const LIBRARY: &[WgslFile] = &[
+    wgsl!("lib/butterfly"),
     wgsl!("lib/columns"),
     wgsl!("lib/epilogue"),
     wgsl!("lib/flat"),
@@ -72,6 +73,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/combine/swiglu"),
     wgsl!("slot/elem/f16"),
     wgsl!("slot/elem/f32"),
+    wgsl!("slot/four/packed"),
+    wgsl!("slot/four/unpacked"),
     wgsl!("slot/from/f16"),
     wgsl!("slot/from/f32"),
     wgsl!("slot/gain/none"),

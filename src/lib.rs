@@ -48,6 +48,7 @@
 
 pub mod backend;
 pub mod checkpoint;
+pub mod convert;
 pub mod cpu;
 pub mod diffusion;
 pub mod engine;

@@ -14,7 +14,7 @@ pub use names::Layout;
 pub use part::Part;
 
 use crate::quant;
-use crate::tensor::{DType, Shape, Tensor, TensorType};
+use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -40,6 +40,11 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// Name of the file that holds it.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
     /// Bytes in the file.
     pub fn byte_len(&self) -> usize {
         self.len
@@ -93,6 +98,7 @@ pub struct Checkpoint {
     name: String,
     storages: Vec<Storage>,
     tensors: BTreeMap<String, TensorInfo>,
+    stored: Vec<TensorInfo>,
     layout: Layout,
     config: Option<Value>,
 }
@@ -152,11 +158,13 @@ impl Checkpoint {
             }
             storages.push(source.storage);
         }
+        let stored = tensors.values().cloned().collect();
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
         Ok(Self {
             name: name.to_owned(),
             storages,
             tensors,
+            stored,
             layout,
             config: None,
         })
@@ -185,6 +193,44 @@ impl Checkpoint {
     /// Every tensor, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.values()
+    }
+
+    /// Every tensor under the name and in the shape that it has in its file.
+    pub fn stored(&self) -> &[TensorInfo] {
+        &self.stored
+    }
+
+    /// Bytes of one of [`Checkpoint::stored`].
+    ///
+    /// # Errors
+    /// If the file is only described.
+    pub(crate) fn stored_bytes(&self, info: &TensorInfo) -> Result<&[u8], CheckpointError> {
+        let bytes = self.storages[info.storage]
+            .bytes()
+            .ok_or_else(|| CheckpointError::Header {
+                file: info.file.to_string(),
+                reason: format!("`{}` is only described: the file has no values", info.stored),
+            })?;
+        Ok(&bytes[info.start..info.start + info.len])
+    }
+
+    /// Values of rows along the first axis of one of [`Checkpoint::stored`]; a tensor without axes is one row.
+    ///
+    /// # Errors
+    /// If the file is only described, or the rows hold a NaN or infinity, or are no floats.
+    pub(crate) fn stored_rows(&self, info: &TensorInfo, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let dtype = info.weight()?;
+        let bytes = self.stored_bytes(info)?;
+        let row = bytes.len() / info.shape.first().copied().unwrap_or(1).max(1);
+        let bytes = &bytes[rows.start * row..rows.end * row];
+        match first_non_finite(dtype, bytes) {
+            Some(index) => Err(CheckpointError::NonFinite {
+                file: info.file.to_string(),
+                name: info.stored.clone(),
+                index: rows.start * Shape::from(info.shape.get(1..).unwrap_or_default()).count() + index,
+            }),
+            None => Ok(decode(dtype, bytes)),
+        }
     }
 
     /// A tensor, if it is there.
@@ -224,13 +270,7 @@ impl Checkpoint {
     pub fn raw(&self, name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
         let (info, part) = self.find(name)?;
         let dtype = info.weight()?;
-        let bytes = self.storages[info.storage]
-            .bytes()
-            .ok_or_else(|| CheckpointError::Header {
-                file: info.file.to_string(),
-                reason: format!("`{name}` is only described: the file has no values"),
-            })?;
-        let bytes = &bytes[info.start..info.start + info.len];
+        let bytes = self.stored_bytes(info)?;
         let bytes = match part {
             Some(part) => {
                 self.part_shape(info, &part)?;
@@ -336,7 +376,7 @@ impl Checkpoint {
 }
 
 /// Index of the first element whose exponent is all ones.
-fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
+pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
     let half = |mask: u16| {
         let bits = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
         bytes.chunks_exact(2).position(|b| bits(b) & mask == mask)

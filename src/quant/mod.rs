@@ -7,6 +7,7 @@
 //! pairs: a word with the two `f16` scales, then the rest of both blocks. That takes the same number of bytes and keeps every bit.
 
 mod q8_0;
+pub mod rotation;
 
 use crate::tensor::DType;
 

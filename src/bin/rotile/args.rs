@@ -4,6 +4,7 @@ use crate::Usage;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
+use rotile::convert::Target;
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::{VaeDType, VaeOptions};
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Roundtrip(RoundtripArgs),
     /// Show what a model consists of and needs, or what is written in a PNG
     Inspect(InspectArgs),
+    /// Write the weights of a model in another element type
+    Convert(ConvertArgs),
     /// Measure how far two pictures are apart
     Compare(CompareArgs),
     /// List the adapters, and which one is used and why
@@ -406,6 +409,22 @@ pub(crate) struct InspectArgs {
     pub(crate) height: Option<u32>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// Weights: safetensors or GGUF file, index of a sharded one, or the folder of a model's part
+    #[arg(value_name = "IN")]
+    pub(crate) input: PathBuf,
+    /// New file; blocks go to .gguf, convrot-int8 to .safetensors, plain types to either
+    #[arg(value_name = "OUT")]
+    pub(crate) output: PathBuf,
+    /// What matrices become: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k or convrot-int8
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) to: Target,
+    /// Largest group of inputs that convrot-int8 rotates together, a power of 4; smaller ones where it does not divide a layer
+    #[arg(long, value_name = "N", default_value_t = Target::GROUP)]
+    pub(crate) group_size: usize,
 }
 
 #[derive(Debug, Args)]

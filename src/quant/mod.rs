@@ -41,6 +41,7 @@ pub fn decode(dtype: DType, blocks: &[u8]) -> Vec<f32> {
 }
 
 /// As [`decode`], into `values`: as many as the blocks hold.
+#[inline(always)]
 pub fn decode_into(dtype: DType, blocks: &[u8], values: &mut [f32]) {
     let (elements, bytes) = dtype.block();
     if let Some(format) = format(dtype) {

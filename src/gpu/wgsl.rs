@@ -49,6 +49,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/half"),
     wgsl!("lib/index"),
     wgsl!("lib/lanes"),
+    wgsl!("lib/lanes_matmul"),
+    wgsl!("lib/lanes_sums"),
     wgsl!("lib/reduce"),
     wgsl!("lib/reduce_rows"),
     wgsl!("lib/tiles"),

@@ -8,3 +8,13 @@ fn load_weight2(i: u32) -> vec2<f32> {
     let codes = bitcast<i32>(w[i >> 2u] >> (8u * (i & 2u)));
     return vec2<f32>(f32(extractBits(codes, 0u, 8u)), f32(extractBits(codes, 8u, 8u)));
 }
+
+// Elements i to i + 7; i is a multiple of 8.
+fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
+    return array<vec4<f32>, 2>(codes4(w[i >> 2u]), codes4(w[(i >> 2u) + 1u]));
+}
+
+fn codes4(word: u32) -> vec4<f32> {
+    let codes = bitcast<i32>(word);
+    return vec4<f32>(vec4<i32>(codes << 24u, codes << 16u, codes << 8u, codes) >> vec4<u32>(24u));
+}

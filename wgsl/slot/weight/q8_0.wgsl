@@ -16,3 +16,15 @@ fn load_weight2(i: u32) -> vec2<f32> {
     let codes = bitcast<i32>(codes_of(i) >> (8u * (i & 2u)));
     return scale_of(i) * vec2<f32>(f32(extractBits(codes, 0u, 8u)), f32(extractBits(codes, 8u, 8u)));
 }
+
+// Elements i to i + 7; i is a multiple of 8.
+fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
+    let at = (i >> 6u) * 17u + 1u + ((i & 63u) >> 2u);
+    let scale = scale_of(i);
+    return array<vec4<f32>, 2>(scale * codes4(w[at]), scale * codes4(w[at + 1u]));
+}
+
+fn codes4(word: u32) -> vec4<f32> {
+    let codes = bitcast<i32>(word);
+    return vec4<f32>(vec4<i32>(codes << 24u, codes << 16u, codes << 8u, codes) >> vec4<u32>(24u));
+}

@@ -41,7 +41,11 @@ fn main() {
         devices.push(Device::Cpu(Cpu::default()));
     }
     if wanted("gpu", "cpu") {
-        devices.extend(pollster::block_on(Gpu::open(&AdapterChoice::Best)).ok().map(Device::Gpu));
+        devices.extend(
+            pollster::block_on(Gpu::open(&AdapterChoice::Best))
+                .ok()
+                .map(Device::Gpu),
+        );
     }
     for device in devices {
         println!("{}", device.name());

@@ -48,6 +48,7 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/flat"),
     wgsl!("lib/half"),
     wgsl!("lib/index"),
+    wgsl!("lib/k_scales"),
     wgsl!("lib/lanes"),
     wgsl!("lib/reduce"),
     wgsl!("lib/reduce_rows"),
@@ -93,6 +94,15 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/weight/f16"),
     wgsl!("slot/weight/f32"),
     wgsl!("slot/weight/i8"),
+    wgsl!("slot/weight/q2_k"),
+    wgsl!("slot/weight/q3_k"),
+    wgsl!("slot/weight/q4_0"),
+    wgsl!("slot/weight/q4_1"),
+    wgsl!("slot/weight/q4_k"),
+    wgsl!("slot/weight/q5_0"),
+    wgsl!("slot/weight/q5_1"),
+    wgsl!("slot/weight/q5_k"),
+    wgsl!("slot/weight/q6_k"),
     wgsl!("slot/weight/q8_0"),
 ];
 

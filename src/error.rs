@@ -115,7 +115,7 @@ pub enum CheckpointError {
         source: std::io::Error,
     },
     /// What the file says of its tensors is not valid.
-    #[error("{file}: not a valid model file: {reason}")]
+    #[error("{file}: not a valid safetensors or GGUF header: {reason}")]
     Header {
         /// File name.
         file: String,

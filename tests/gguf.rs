@@ -156,7 +156,7 @@ fn malformed_files_are_refused_with_the_reason() {
     for (file, reason) in cases {
         let message = refused(&file);
         assert!(
-            message.starts_with("a.gguf: not a valid model file: ") && message.contains(reason),
+            message.starts_with("a.gguf: not a valid safetensors or GGUF header: ") && message.contains(reason),
             "{message}"
         );
     }

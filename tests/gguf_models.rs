@@ -170,7 +170,7 @@ fn packed_and_decoded_models_agree() {
     const NARROW: [DType; 5] = [DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1, DType::Q8_0];
     let pick = |name: &str, shape: &[usize]| {
         let number = name.bytes().map(usize::from).sum::<usize>() % 5;
-        if shape[1] % 256 == 0 {
+        if shape[1].is_multiple_of(256) {
             WIDE[number]
         } else {
             NARROW[number]

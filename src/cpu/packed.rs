@@ -2,8 +2,8 @@
 //! packed bytes.
 
 use super::gemm::{Mat, Threads, gemm};
+use crate::quant;
 use crate::tensor::{DType, View};
-use half::f16;
 use pulp::Arch;
 
 /// Values of `w` that are decoded together: what stays in cache beside the rows of `x` in use.
@@ -59,49 +59,32 @@ fn dots(m: usize, k: usize, x: &[f32], dtype: DType, blocks: &[u8], part: &mut [
     for (j, blocks) in blocks.chunks_exact(dtype.bytes(k)).enumerate() {
         decode(dtype, blocks, &mut row);
         for (i, x) in x.chunks_exact(k).enumerate() {
-            part[i * count + j] = Arch::new().dispatch(Dot { a: x, b: &row });
+            part[i * count + j] = dot(x, &row);
         }
     }
 }
 
-/// Decodes with the widest vectors that the machine has.
 fn decode(dtype: DType, blocks: &[u8], values: &mut [f32]) {
-    Arch::new().dispatch(Decode { dtype, blocks, values });
-}
-
-struct Decode<'a> {
-    dtype: DType,
-    blocks: &'a [u8],
-    values: &'a mut [f32],
-}
-
-impl pulp::NullaryFnOnce for Decode<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let Self { dtype, blocks, values } = self;
-        match dtype {
-            DType::I8 => {
-                for (v, &q) in values.iter_mut().zip(blocks) {
-                    *v = f32::from(q as i8);
-                }
-            }
-            DType::Q8_0 => {
-                let (blocks, _) = blocks.as_chunks::<34>();
-                let (values, _) = values.as_chunks_mut::<32>();
-                for (block, values) in blocks.iter().zip(values) {
-                    let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
-                    for (v, &q) in values.iter_mut().zip(&block[2..]) {
-                        *v = d * f32::from(q as i8);
-                    }
-                }
-            }
-            _ => crate::quant::decode_into(dtype, blocks, values),
-        }
+    if dtype != DType::I8 {
+        return quant::decode_into(dtype, blocks, values);
     }
+    // Rows need not be whole blocks of codes.
+    const CODES: usize = 64;
+    let whole = blocks.len() / CODES * CODES;
+    quant::each::<CODES, CODES>(blocks, values, widen);
+    widen(&blocks[whole..], &mut values[whole..]);
 }
 
+#[inline(always)]
+fn widen(codes: &[u8], values: &mut [f32]) {
+    values.iter_mut().zip(codes).for_each(|(v, &q)| *v = f32::from(q as i8));
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    Arch::new().dispatch(Dot { a, b })
+}
+
+/// A closure here would not be compiled for the vectors of the machine.
 struct Dot<'a> {
     a: &'a [f32],
     b: &'a [f32],
@@ -115,14 +98,12 @@ impl pulp::NullaryFnOnce for Dot<'_> {
         // Independent sums, so that they fill vectors.
         const LANES: usize = 64;
         let mut sums = [0.0f32; LANES];
-        let (a, a_rest) = self.a.as_chunks::<LANES>();
-        let (b, b_rest) = self.b.as_chunks::<LANES>();
+        let ((a, a_rest), (b, b_rest)) = (self.a.as_chunks::<LANES>(), self.b.as_chunks::<LANES>());
         for (a, b) in a.iter().zip(b) {
             for ((s, a), b) in sums.iter_mut().zip(a).zip(b) {
                 *s = a.mul_add(*b, *s);
             }
         }
-        let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
         let mut width = LANES;
         while width > 1 {
             width /= 2;
@@ -130,6 +111,6 @@ impl pulp::NullaryFnOnce for Dot<'_> {
                 sums[i] += sums[i + width];
             }
         }
-        sums[0] + rest
+        sums[0] + a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum::<f32>()
     }
 }

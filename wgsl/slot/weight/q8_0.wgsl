@@ -1,5 +1,6 @@
 // weight = q8_0: blocks of 32 signed codes in pairs of 17 words, the first of which holds both f16 scales
 //
+// use lib/bytes                             signed_bytes_of
 // use lib/half                              half
 @group(0) @binding(3) var<storage, read> w: array<u32>;
 
@@ -21,10 +22,8 @@ fn load_weight2(i: u32) -> vec2<f32> {
 fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
     let at = (i >> 6u) * 17u + 1u + ((i & 63u) >> 2u);
     let scale = scale_of(i);
-    return array<vec4<f32>, 2>(scale * codes4(w[at]), scale * codes4(w[at + 1u]));
-}
-
-fn codes4(word: u32) -> vec4<f32> {
-    let codes = bitcast<i32>(word);
-    return vec4<f32>(vec4<i32>(codes << 24u, codes << 16u, codes << 8u, codes) >> vec4<u32>(24u));
+    return array<vec4<f32>, 2>(
+        scale * vec4<f32>(signed_bytes_of(w[at])),
+        scale * vec4<f32>(signed_bytes_of(w[at + 1u])),
+    );
 }

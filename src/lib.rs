@@ -33,7 +33,7 @@
 //! | [`backend`] | [`Device`](backend::Device) and [`Session`](backend::Session): a graph, ready to run on a GPU or the CPU |
 //! | [`plan`] | order, ways, shared buffers: every byte known before anything is allocated |
 //! | [`ops`], [`op`] | the operators: shape rule, kernels, reference and test cases of each in one file |
-//! | [`checkpoint`] | safetensors files and folders, mapped or from bytes |
+//! | [`checkpoint`] | safetensors and GGUF files and folders, mapped or from bytes |
 //!
 //! # Failures
 //!

@@ -44,6 +44,8 @@ pub(crate) use wgsl;
 /// Files that others `use`. A file `slot/NAME/CHOICE` is one choice for slot NAME.
 pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/bytes"),
+    wgsl!("lib/codes_affine"),
+    wgsl!("lib/codes_offset"),
     wgsl!("lib/columns"),
     wgsl!("lib/epilogue"),
     wgsl!("lib/flat"),

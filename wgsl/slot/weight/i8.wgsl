@@ -1,6 +1,6 @@
 // weight = i8: four signed codes per word; their scales are applied to the sums
 //
-// use lib/bytes                             signed_bytes_of
+// use lib/bytes                             signed4
 @group(0) @binding(3) var<storage, read> w: array<u32>;
 
 fn load_weight(i: u32) -> f32 { return f32(extractBits(bitcast<i32>(w[i >> 2u]), 8u * (i & 3u), 8u)); }
@@ -13,5 +13,5 @@ fn load_weight2(i: u32) -> vec2<f32> {
 
 // Elements i to i + 7; i is a multiple of 8.
 fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
-    return array<vec4<f32>, 2>(vec4<f32>(signed_bytes_of(w[i >> 2u])), vec4<f32>(signed_bytes_of(w[(i >> 2u) + 1u])));
+    return array<vec4<f32>, 2>(signed4(w[i >> 2u]), signed4(w[(i >> 2u) + 1u]));
 }

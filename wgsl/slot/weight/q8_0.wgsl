@@ -1,6 +1,6 @@
 // weight = q8_0: blocks of 32 signed codes in pairs of 17 words, the first of which holds both f16 scales
 //
-// use lib/bytes                             signed_bytes_of
+// use lib/bytes                             signed4
 // use lib/half                              half
 @group(0) @binding(3) var<storage, read> w: array<u32>;
 
@@ -23,7 +23,7 @@ fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
     let at = (i >> 6u) * 17u + 1u + ((i & 63u) >> 2u);
     let scale = scale_of(i);
     return array<vec4<f32>, 2>(
-        scale * vec4<f32>(signed_bytes_of(w[at])),
-        scale * vec4<f32>(signed_bytes_of(w[at + 1u])),
+        scale * signed4(w[at]),
+        scale * signed4(w[at + 1u]),
     );
 }

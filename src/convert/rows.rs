@@ -51,7 +51,9 @@ pub(super) fn write_codes(
         let mut values = conversion.checkpoint.stored_rows(info, rows)?;
         let rows = in_rows(&mut values, k, |row| {
             rotation::rotate(row, group);
-            rotation::quantize_row(row)
+            let mut codes = vec![0; k];
+            let scale = rotation::quantize_row(row, &mut codes);
+            (codes, scale)
         });
         for (codes, scale) in rows {
             scales.push(scale);

@@ -1,6 +1,7 @@
 use super::Container;
 use crate::checkpoint::{CheckpointError, FileDType, TensorInfo};
 use crate::error::{Error, Result};
+use crate::quant::rotation;
 use crate::tensor::DType;
 use std::fmt;
 use std::str::FromStr;
@@ -42,7 +43,7 @@ impl Target {
             (Self::ConvrotInt8 { .. }, Container::Gguf) => {
                 refuse("GGUF files hold no rotated int8; name the output `.safetensors`".into())
             }
-            (Self::ConvrotInt8 { group }, _) if !is_group(group) => {
+            (Self::ConvrotInt8 { group }, _) if !rotation::is_group(group) => {
                 refuse(format!("a group of {group}: wanted a power of 4 from 4 on"))
             }
             _ => Ok(()),
@@ -67,11 +68,6 @@ impl FromStr for Target {
             None => Err(format!("wanted one of {}", Self::names().join(", "))),
         }
     }
-}
-
-/// Whether a rotation of `group` inputs exists.
-fn is_group(group: usize) -> bool {
-    group >= 4 && group.is_power_of_two() && group.trailing_zeros().is_multiple_of(2)
 }
 
 /// What becomes of a tensor.
@@ -227,8 +223,6 @@ mod tests {
         assert_eq!(fitting_group(1024, 3072), Some(1024));
         assert_eq!(fitting_group(256, 682), None);
         assert_eq!(fitting_group(4, 12), Some(4));
-        assert!(is_group(4) && is_group(256) && is_group(1024));
-        assert!(!is_group(1) && !is_group(2) && !is_group(128) && !is_group(512));
     }
 
     #[test]

@@ -23,6 +23,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Key of the metadata under which [`convert`](crate::convert) keeps the configuration of a model.
+pub(crate) const CONFIG: &str = "rotile.config";
+
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
@@ -81,23 +84,27 @@ struct Source {
     storage: Storage,
     entries: Vec<safetensors::Entry>,
     metadata: Option<gguf::Metadata>,
+    /// The configuration that [`convert`](crate::convert) has put into the file.
+    config: Option<Value>,
 }
 
 impl Source {
     /// Reads the header of a safetensors or GGUF file.
     fn read(file: &str, storage: Storage) -> Result<Self, CheckpointError> {
         let bytes = storage.bytes().unwrap_or_default();
-        let (entries, metadata) = if bytes.starts_with(gguf::MAGIC) {
+        let (entries, metadata, config) = if bytes.starts_with(gguf::MAGIC) {
             let (entries, metadata) = gguf::read(file, bytes)?;
-            (entries, Some(metadata))
+            let config = metadata.text(CONFIG).map(ToOwned::to_owned);
+            (entries, Some(metadata), config)
         } else {
-            (safetensors::read(file, bytes)?, None)
+            (safetensors::read(file, bytes)?, None, safetensors::note(bytes, CONFIG))
         };
         Ok(Self {
             file: file.to_owned(),
             storage,
             entries,
             metadata,
+            config: config.and_then(|text| serde_json::from_str(&text).ok()),
         })
     }
 }
@@ -122,6 +129,8 @@ pub struct Checkpoint {
     stored: Vec<TensorInfo>,
     layout: Layout,
     config: Option<Value>,
+    /// Whether the configuration came in the file itself.
+    own_config: bool,
     metadata: Option<gguf::Metadata>,
 }
 
@@ -142,18 +151,20 @@ impl Checkpoint {
         Self::assemble(name, vec![Source::read(name, Storage::Static(bytes))?])
     }
 
-    /// Adds the contents of a `config.json`, for what shapes cannot tell. Without one, what a GGUF file says of itself stays.
+    /// Adds the contents of a `config.json`, for what shapes cannot tell. A file that [`convert`](crate::convert) made has its own,
+    /// which stays; without one, so does what a GGUF file says of itself.
     #[must_use]
     pub fn with_config(self, config: Option<Value>) -> Self {
-        Self {
-            config: config.or(self.config),
-            ..self
-        }
+        let config = match self.own_config {
+            true => self.config,
+            false => config.or(self.config),
+        };
+        Self { config, ..self }
     }
 
     fn assemble(name: &str, sources: Vec<Source>) -> Result<Self, CheckpointError> {
         let mut storages = Vec::new();
-        let mut metadata = None;
+        let (mut metadata, mut config) = (None, None);
         let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
         for source in sources {
             let file: Arc<str> = source.file.into();
@@ -177,6 +188,7 @@ impl Checkpoint {
             }
             storages.push(source.storage);
             metadata = metadata.or(source.metadata);
+            config = config.or(source.config);
         }
         let stored = tensors.values().cloned().collect();
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
@@ -186,7 +198,8 @@ impl Checkpoint {
             tensors,
             stored,
             layout,
-            config: metadata.as_ref().and_then(names::config),
+            own_config: config.is_some(),
+            config: config.or_else(|| metadata.as_ref().and_then(names::config)),
             metadata,
         })
     }

@@ -2,7 +2,7 @@
 //! Layout: `docs/gguf.md` of the ggml project.
 
 use super::{Conversion, Fate, Planned, Sink, rows};
-use crate::checkpoint::FileDType;
+use crate::checkpoint::{CONFIG, FileDType};
 use crate::error::Result;
 use crate::models::Model;
 use crate::tensor::DType;
@@ -29,7 +29,7 @@ fn head(conversion: &Conversion<'_>) -> Vec<u8> {
         ("general.quantization_version", Meta::Number(2)),
         ("general.alignment", Meta::Number(ALIGNMENT as u32)),
     ];
-    meta.extend(conversion.config().map(|config| ("rotile.config", Meta::Text(config))));
+    meta.extend(conversion.config().map(|config| (CONFIG, Meta::Text(config))));
     let mut head = b"GGUF".to_vec();
     head.extend(VERSION.to_le_bytes());
     head.extend((conversion.tensors.len() as u64).to_le_bytes());

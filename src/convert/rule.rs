@@ -154,8 +154,8 @@ pub(super) fn decide(info: &TensorInfo, target: Target, container: Container) ->
         },
     };
     // Readers of GGUF take vectors as F32.
-    if fate == Fate::Kept && container == Container::Gguf && info.shape.len() < 2 && from != DType::F32 {
-        return Ok((Fate::Becomes(DType::F32), reason));
+    if container == Container::Gguf && info.shape.len() < 2 {
+        return Ok((become_plain(DType::F32).0, None));
     }
     if fate == Fate::Kept && container == Container::Safetensors && from.is_blocks() {
         return Err(unusable(info, "a plain type: safetensors files hold no blocks"));

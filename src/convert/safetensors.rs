@@ -1,7 +1,7 @@
 //! Writes safetensors: eight bytes of header length, a JSON header, then the bytes of all tensors without gaps.
 
 use super::{Conversion, Fate, Sink, rows, rule};
-use crate::checkpoint::{CheckpointError, FileDType};
+use crate::checkpoint::{CONFIG, CheckpointError, FileDType};
 use crate::error::Result;
 use crate::tensor::DType;
 use serde_json::{Map, Value, json};
@@ -82,11 +82,7 @@ fn upper(dtype: DType) -> String {
 fn header(conversion: &Conversion<'_>, entries: &[Entry]) -> Vec<u8> {
     let mut header = Map::new();
     let mut metadata = Map::from_iter([("format".to_owned(), Value::from("pt"))]);
-    metadata.extend(
-        conversion
-            .config()
-            .map(|config| ("rotile.config".to_owned(), config.into())),
-    );
+    metadata.extend(conversion.config().map(|config| (CONFIG.to_owned(), config.into())));
     header.insert("__metadata__".into(), metadata.into());
     let mut at = 0;
     for entry in entries {

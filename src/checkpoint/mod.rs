@@ -5,6 +5,7 @@ mod file_dtype;
 mod names;
 #[cfg(feature = "native")]
 mod open;
+mod overlay;
 mod part;
 mod safetensors;
 
@@ -13,6 +14,7 @@ pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
 
+use crate::adapter::Overlay;
 use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
 use serde_json::Value;
@@ -89,12 +91,14 @@ impl Storage {
 }
 
 /// An opened file, or several that belong together. Names are those of diffusers, whatever the layout of the file.
+#[derive(Clone)]
 pub struct Checkpoint {
     name: String,
-    storages: Vec<Storage>,
+    storages: Vec<Arc<Storage>>,
     tensors: BTreeMap<String, TensorInfo>,
     layout: Layout,
     config: Option<Value>,
+    overlay: Option<Arc<Overlay>>,
 }
 
 impl Checkpoint {
@@ -150,7 +154,7 @@ impl Checkpoint {
                     });
                 }
             }
-            storages.push(source.storage);
+            storages.push(Arc::new(source.storage));
         }
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
         Ok(Self {
@@ -159,6 +163,7 @@ impl Checkpoint {
             tensors,
             layout,
             config: None,
+            overlay: None,
         })
     }
 
@@ -243,6 +248,19 @@ impl Checkpoint {
 
     /// As [`Checkpoint::raw`], of rows along the first axis only, that are to become `wanted`; a tensor without axes is one row.
     fn raw_rows(
+        &self,
+        name: &str,
+        rows: &Range<usize>,
+        wanted: DType,
+    ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
+        match self.patched_rows(name, rows, wanted)? {
+            Some(patched) => Ok(patched),
+            None => self.stored_rows(name, rows, wanted),
+        }
+    }
+
+    /// Rows without what adapters change.
+    fn stored_rows(
         &self,
         name: &str,
         rows: &Range<usize>,

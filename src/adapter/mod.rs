@@ -10,6 +10,7 @@ mod patch;
 mod read;
 mod report;
 mod runtime;
+mod settings;
 mod target;
 
 pub(crate) use patch::Patch;
@@ -22,6 +23,7 @@ use crate::models::Role;
 use crate::tensor::Tensor;
 use patch::Change;
 use read::{Fields, Reader};
+use settings::Settings;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use target::{Target, Targets};
@@ -31,6 +33,7 @@ use target::{Target, Targets};
 pub struct Adapter {
     file: Arc<Checkpoint>,
     weight: f32,
+    settings: Settings,
 }
 
 impl Adapter {
@@ -40,7 +43,11 @@ impl Adapter {
     /// If `weight` is not finite.
     pub fn new(file: Arc<Checkpoint>, weight: f32) -> Result<Self, AdapterError> {
         if weight.is_finite() {
-            Ok(Self { file, weight })
+            Ok(Self {
+                file,
+                weight,
+                settings: Settings::default(),
+            })
         } else {
             Err(AdapterError::Weight {
                 file: file.name().to_owned(),
@@ -54,16 +61,22 @@ impl Adapter {
     /// # Errors
     /// If it is cut or malformed, or `weight` is not finite.
     pub fn from_bytes(name: &str, bytes: Arc<[u8]>, weight: f32) -> Result<Self, AdapterError> {
-        Self::new(Arc::new(Checkpoint::from_bytes(name, bytes)?), weight)
+        let settings = Settings::from_header(&bytes).unwrap_or_default();
+        let adapter = Self::new(Arc::new(Checkpoint::from_bytes(name, bytes)?), weight)?;
+        Ok(Self { settings, ..adapter })
     }
 
-    /// A safetensors file.
+    /// A safetensors file, or a folder with one. Where neither its tensors nor its header have alphas, an `adapter_config.json`
+    /// beside it may.
     ///
     /// # Errors
     /// If it is missing, cut or malformed, or `weight` is not finite.
     #[cfg(feature = "native")]
     pub fn open(path: impl AsRef<std::path::Path>, weight: f32) -> Result<Self, AdapterError> {
-        Self::new(Arc::new(Checkpoint::open(path)?), weight)
+        let path = path.as_ref();
+        let adapter = Self::new(Arc::new(Checkpoint::open(path)?), weight)?;
+        let settings = Settings::beside(path).unwrap_or_default();
+        Ok(Self { settings, ..adapter })
     }
 
     /// Name of the file.
@@ -213,7 +226,7 @@ fn place(
         if let Some((at, targets)) = found {
             let component = &mut components[at];
             let role = component.role;
-            line.status = component.change(adapter, fields, &targets, &|info| packed(role, info))?;
+            line.status = component.change(adapter, (key, fields), &targets, &|info| packed(role, info))?;
             line.targets = targets.into_iter().map(|t| t.weight).collect();
         }
         file.lines.push(line);
@@ -239,7 +252,7 @@ impl Component {
     fn change(
         &mut self,
         adapter: &Adapter,
-        fields: &Fields,
+        (key, fields): (&str, &Fields),
         targets: &[Target],
         packed: &dyn Fn(&TensorInfo) -> bool,
     ) -> Result<Status, AdapterError> {
@@ -254,6 +267,7 @@ impl Component {
         let reader = Reader {
             file: &adapter.file,
             fields,
+            alpha: adapter.settings.alpha(key),
             target: first.module(),
             shape: shape.into(),
         };

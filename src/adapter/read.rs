@@ -2,6 +2,7 @@
 
 use super::delta::{Delta, Form, Product, transposed, tucker};
 use super::names::Field;
+use super::settings::Alpha;
 use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::error::AdapterError;
 use crate::tensor::{DType, Shape};
@@ -29,6 +30,8 @@ pub(super) fn kind(fields: &Fields) -> &'static str {
 pub(super) struct Reader<'a> {
     pub(super) file: &'a Arc<Checkpoint>,
     pub(super) fields: &'a Fields,
+    /// Where no tensor is the alpha.
+    pub(super) alpha: Option<Alpha>,
     /// Path in the model, for messages.
     pub(super) target: &'a str,
     /// Extents of the weight; of a fused module, with the rows of all parts.
@@ -108,10 +111,10 @@ impl Reader<'_> {
         }
     }
 
-    /// `alpha / rank`; 1 where there is no alpha, as PEFT and kohya's tools take it.
+    /// `alpha / rank`; 1 where there is no alpha, as diffusers and kohya's tools take it.
     fn scale(&self, rank: usize) -> Result<f32> {
         let Some(alpha) = self.load(Field::Alpha)? else {
-            return Ok(1.0);
+            return Ok(self.alpha.map_or(1.0, |alpha| alpha.scale(rank)));
         };
         self.check(&alpha, alpha.data.len() == 1, "one value")?;
         Ok(alpha.data[0] / rank.max(1) as f32)

@@ -129,6 +129,17 @@ impl Report {
         self.files.iter().map(FileReport::note)
     }
 
+    /// How they are applied, for metadata.
+    pub fn how(&self) -> &'static str {
+        let any = |status| self.files.iter().any(|f| f.count(status) > 0);
+        match (any(Status::Merged), any(Status::Runtime)) {
+            (true, true) => "merged and runtime",
+            (true, false) => "merged",
+            (false, true) => "runtime",
+            (false, false) => "skipped",
+        }
+    }
+
     /// File names with weights, for metadata: `style.safetensors:0.8 other.safetensors:1`. Empty where there are none.
     pub fn summary(&self) -> String {
         let name = |path: &str| path.rsplit(['/', '\\']).next().unwrap_or(path).to_owned();

@@ -10,6 +10,7 @@ mod generate;
 mod inspect;
 mod kernels;
 mod latent;
+mod lora;
 mod output;
 mod progress;
 mod roundtrip;

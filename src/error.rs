@@ -363,9 +363,7 @@ pub enum AdapterError {
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
     /// A tensor does not fit the weight that it names.
-    #[error(
-        "{file}: `{name}` has shape {found}, wanted {wanted}: `{target}` has shape {shape}. Is it for another model?"
-    )]
+    #[error("{file}: `{name}` has shape {found}, wanted {wanted}. Is it for another model?")]
     Shape {
         /// Adapter file.
         file: String,
@@ -373,12 +371,8 @@ pub enum AdapterError {
         name: String,
         /// Its shape.
         found: Shape,
-        /// What would fit.
+        /// What would fit, and the weight that says so.
         wanted: String,
-        /// Module of the model.
-        target: String,
-        /// Shape of the weight there.
-        shape: Shape,
     },
     /// A module of an adapter lacks a tensor that its kind needs.
     #[error("{file}: the adapter of `{module}` lacks its part {missing}; the file is incomplete, download it again")]

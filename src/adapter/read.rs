@@ -92,14 +92,12 @@ impl Reader<'_> {
         })
     }
 
-    fn misfit(&self, values: &Values, wanted: impl Into<String>) -> AdapterError {
+    fn misfit(&self, name: &str, found: &Shape, wanted: impl Into<String>) -> AdapterError {
         AdapterError::Shape {
             file: self.file.name().to_owned(),
-            name: values.name.clone(),
-            found: values.shape.clone(),
-            wanted: wanted.into(),
-            target: self.target.to_owned(),
-            shape: self.shape.clone(),
+            name: name.to_owned(),
+            found: found.clone(),
+            wanted: format!("{}, since `{}` has shape {}", wanted.into(), self.target, self.shape),
         }
     }
 
@@ -107,7 +105,7 @@ impl Reader<'_> {
         if fits && !values.data.is_empty() {
             Ok(())
         } else {
-            Err(self.misfit(values, wanted))
+            Err(self.misfit(&values.name, &values.shape, wanted))
         }
     }
 
@@ -273,14 +271,7 @@ impl Reader<'_> {
 
     fn dense(&self, info: &TensorInfo) -> Result<(Form, f32)> {
         if info.shape.count() != self.shape.count() || info.shape.first() != self.shape.first() {
-            return Err(AdapterError::Shape {
-                file: self.file.name().to_owned(),
-                name: info.stored.clone(),
-                found: info.shape.clone(),
-                wanted: format!("{} as the weight", self.shape),
-                target: self.target.to_owned(),
-                shape: self.shape.clone(),
-            });
+            return Err(self.misfit(&info.stored, &info.shape, "the shape of the weight"));
         }
         info.weight()?;
         let form = Form::Dense {

@@ -254,7 +254,7 @@ impl Checkpoint {
         wanted: DType,
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         match self.patched_rows(name, rows, wanted)? {
-            Some(patched) => Ok(patched),
+            Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
             None => self.stored_rows(name, rows, wanted),
         }
     }

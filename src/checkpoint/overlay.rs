@@ -3,7 +3,6 @@
 use super::{Checkpoint, CheckpointError, FileDType, Part, Storage, TensorInfo};
 use crate::adapter::{Extras, Overlay, Site};
 use crate::tensor::{DType, Shape, Tensor, TensorType};
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -49,7 +48,7 @@ impl Checkpoint {
         name: &str,
         rows: &Range<usize>,
         wanted: DType,
-    ) -> Result<Option<(TensorType, Cow<'static, [u8]>)>, CheckpointError> {
+    ) -> Result<Option<(TensorType, Vec<u8>)>, CheckpointError> {
         let Some(overlay) = &self.overlay else {
             return Ok(None);
         };
@@ -94,6 +93,6 @@ impl Checkpoint {
             }
             ty = TensorType::new(DType::F32, shape);
         }
-        Ok(Some((ty, Cow::Owned(bytes))))
+        Ok(Some((ty, bytes)))
     }
 }

@@ -117,8 +117,8 @@ pub enum CheckpointError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// The header is not valid.
-    #[error("{file}: not a valid safetensors header: {reason}")]
+    /// What the file says of its tensors is not valid.
+    #[error("{file}: not a valid safetensors or GGUF header: {reason}")]
     Header {
         /// File name.
         file: String,

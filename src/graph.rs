@@ -208,6 +208,12 @@ impl Graph {
             .into());
         }
         shape[axis] = range.len();
+        // Rows are whole blocks, parts of them are not.
+        let dtype = if dtype.is_blocks() && axis > 0 {
+            DType::F32
+        } else {
+            dtype
+        };
         let part = Part { name, axis, range };
         Ok(self.define(TensorType::new(dtype, shape), Source::Weight(part.to_string())))
     }
@@ -256,8 +262,8 @@ impl Graph {
             }
             .into());
         }
-        // Only matmul and embedding read packed weights.
-        let keep = !dtype.is_packed() || wanted.len() == 2;
+        // Only matmul and embedding read packed weights, and only rows of whole blocks.
+        let keep = !dtype.is_packed() || (wanted.len() == 2 && wanted.last().is_multiple_of(dtype.block().0));
         Ok((info.name.clone(), if keep { dtype } else { DType::F32 }))
     }
 

@@ -34,7 +34,7 @@
 //! | [`plan`] | order, ways, shared buffers: every byte known before anything is allocated |
 //! | [`ops`], [`op`] | the operators: shape rule, kernels, reference and test cases of each in one file |
 //! | [`adapter`] | LoRA and its kin on a checkpoint |
-//! | [`checkpoint`] | safetensors files and folders, mapped or from bytes |
+//! | [`checkpoint`] | safetensors and GGUF files and folders, mapped or from bytes |
 //!
 //! # Failures
 //!

@@ -319,6 +319,63 @@ fn alphas_of_peft() {
     );
 }
 
+/// A whole model on blocks of a GGUF file: `auto` adds to the output of layers what the same weights in `f32` have merged.
+#[test]
+fn packed_models_take_adapters_at_run_time() {
+    let packed = Arc::new(Checkpoint::open(path("gguf/zimage_tiny.gguf")).unwrap_or_else(|e| panic!("{e}")));
+    let decoded = |changes: &[(String, Vec<f64>)]| {
+        let tensors = packed.tensors().map(|info| {
+            let mut data = values(&packed, &info.name).data;
+            for (_, change) in changes.iter().filter(|(name, _)| *name == info.name) {
+                data.iter_mut()
+                    .zip(change)
+                    .for_each(|(v, c)| *v = (f64::from(*v) + c) as f32);
+            }
+            (info.name.clone(), info.shape.to_vec(), data)
+        });
+        let file = file_of(tensors.collect());
+        let checkpoint = Checkpoint::from_bytes("decoded", file.into()).expect("a checkpoint");
+        Arc::new(checkpoint.with_config(packed.config().cloned()))
+    };
+    const MODULES: [&str; 2] = ["layers.0.attention.to_k", "layers.1.feed_forward.w2"];
+    for (kind, limit) in [
+        (LORA, LIMIT),
+        (Kind::Dora { rank: 2, rows: true }, LIMIT),
+        (Kind::Loha { rank: 2 }, LIMIT),
+        (Kind::LokrLow { rank: 2 }, LIMIT),
+        // Kept in half precision beside quantised weights.
+        (Kind::Diff, 2.0f64.powi(-11)),
+        (Kind::Dora { rank: 2, rows: false }, 2.0f64.powi(-11)),
+    ] {
+        let made = MODULES.map(|module| {
+            let weight = values(&packed, &format!("{module}.weight"));
+            (module, Made::new(kind, &weight.ty.shape, module), weight.data)
+        });
+        let change = made
+            .iter()
+            .map(|(module, made, own)| (format!("{module}.weight"), made.change(own, 1.0)));
+        let want = decoded(&change.collect::<Vec<_>>());
+        let modules: Vec<_> = made.iter().map(|(module, made, _)| (*module, made)).collect();
+        let lora = adapter("lora", &modules, 1.0);
+        let (new, report) = with(&packed, Role::Transformer, std::slice::from_ref(&lora), Apply::Auto);
+        assert_eq!(report.files[0].count(Status::Runtime), 2, "{kind:?}");
+        for device in devices() {
+            let want = denoise(&device, &want);
+            let effect = worst(&denoise(&device, &packed), &want);
+            let error = worst(&denoise(&device, &new), &want);
+            eprintln!("{kind:?} on {}: {error:.1e}, effect {effect:.1e}", device.name());
+            assert!(
+                effect > 1e-2 && error < limit,
+                "{kind:?} on {}: {error:.1e}, effect {effect:.1e}",
+                device.name()
+            );
+        }
+        let (_, report) = with(&packed, Role::Transformer, &[lora], Apply::Immediately);
+        assert_eq!(report.files[0].count(Status::Skipped), 2, "{kind:?}");
+        assert_eq!(report.how(), "skipped");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let base = single("transformer", &[]);

@@ -2,6 +2,7 @@
 
 mod describe;
 mod file_dtype;
+pub mod gguf;
 mod names;
 #[cfg(feature = "native")]
 mod open;
@@ -76,6 +77,26 @@ struct Source {
     file: String,
     storage: Storage,
     entries: Vec<safetensors::Entry>,
+    metadata: Option<gguf::Metadata>,
+}
+
+impl Source {
+    /// Reads the header of a safetensors or GGUF file.
+    fn read(file: &str, storage: Storage) -> Result<Self, CheckpointError> {
+        let bytes = storage.bytes().unwrap_or_default();
+        let (entries, metadata) = if bytes.starts_with(gguf::MAGIC) {
+            let (entries, metadata) = gguf::read(file, bytes)?;
+            (entries, Some(metadata))
+        } else {
+            (safetensors::read(file, bytes)?, None)
+        };
+        Ok(Self {
+            file: file.to_owned(),
+            storage,
+            entries,
+            metadata,
+        })
+    }
 }
 
 impl Storage {
@@ -98,41 +119,39 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, TensorInfo>,
     layout: Layout,
     config: Option<Value>,
+    metadata: Option<gguf::Metadata>,
     overlay: Option<Arc<Overlay>>,
 }
 
 impl Checkpoint {
-    /// A safetensors file in memory.
+    /// A safetensors or GGUF file in memory.
     ///
     /// # Errors
     /// If it is cut or malformed.
     pub fn from_bytes(name: &str, bytes: Arc<[u8]>) -> Result<Self, CheckpointError> {
-        let entries = safetensors::read(name, &bytes)?;
-        Self::single(name, Storage::Bytes(bytes), entries)
+        Self::assemble(name, vec![Source::read(name, Storage::Bytes(bytes))?])
     }
 
-    /// A safetensors file that is part of the program.
+    /// A safetensors or GGUF file that is part of the program.
     ///
     /// # Errors
     /// If it is cut or malformed.
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Self, CheckpointError> {
-        let entries = safetensors::read(name, bytes)?;
-        Self::single(name, Storage::Static(bytes), entries)
+        Self::assemble(name, vec![Source::read(name, Storage::Static(bytes))?])
     }
 
-    /// Adds the contents of a `config.json`, for what shapes cannot tell.
+    /// Adds the contents of a `config.json`, for what shapes cannot tell. Without one, what a GGUF file says of itself stays.
     #[must_use]
     pub fn with_config(self, config: Option<Value>) -> Self {
-        Self { config, ..self }
-    }
-
-    fn single(name: &str, storage: Storage, entries: Vec<safetensors::Entry>) -> Result<Self, CheckpointError> {
-        let file = name.to_owned();
-        Self::assemble(name, vec![Source { file, storage, entries }])
+        Self {
+            config: config.or(self.config),
+            ..self
+        }
     }
 
     fn assemble(name: &str, sources: Vec<Source>) -> Result<Self, CheckpointError> {
         let mut storages = Vec::new();
+        let mut metadata = None;
         let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
         for source in sources {
             let file: Arc<str> = source.file.into();
@@ -155,6 +174,7 @@ impl Checkpoint {
                 }
             }
             storages.push(Arc::new(source.storage));
+            metadata = metadata.or(source.metadata);
         }
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
         Ok(Self {
@@ -162,7 +182,8 @@ impl Checkpoint {
             storages,
             tensors,
             layout,
-            config: None,
+            config: metadata.as_ref().and_then(names::config),
+            metadata,
             overlay: None,
         })
     }
@@ -177,9 +198,14 @@ impl Checkpoint {
         self.layout
     }
 
-    /// The `config.json` beside the weights, if there is one.
+    /// The `config.json` beside the weights, or the same from the metadata of a GGUF file, if there is one.
     pub fn config(&self) -> Option<&Value> {
         self.config.as_ref()
+    }
+
+    /// What a GGUF file says of itself.
+    pub fn metadata(&self) -> Option<&gguf::Metadata> {
+        self.metadata.as_ref()
     }
 
     /// Whether the values are there, not just a description of them.
@@ -222,7 +248,8 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes of a tensor or of a [`Part`] as they are in the file, little-endian, and their type.
+    /// Bytes of a tensor or of a [`Part`] as they are in the file, little-endian, and their type. A part that begins or ends within
+    /// blocks is decoded to F32.
     ///
     /// # Errors
     /// If the tensor or its bytes are not there, or its type is unusable.
@@ -236,14 +263,16 @@ impl Checkpoint {
                 reason: format!("`{name}` is only described: the file has no values"),
             })?;
         let bytes = &bytes[info.start..info.start + info.len];
-        let bytes = match part {
-            Some(part) => {
-                self.part_shape(info, &part)?;
-                Cow::Owned(part.cut(info, bytes))
-            }
-            None => Cow::Borrowed(bytes),
+        let Some(part) = part else {
+            return Ok((dtype, Cow::Borrowed(bytes)));
         };
-        Ok((dtype, bytes))
+        self.part_shape(info, &part)?;
+        // Blocks cannot be cut.
+        let step: usize = info.shape[part.axis + 1..].iter().product();
+        Ok(match step.is_multiple_of(dtype.block().0) {
+            true => (dtype, Cow::Owned(part.cut(info, bytes))),
+            false => (DType::F32, Cow::Owned(part.cut(info, &as_f32(dtype, bytes)))),
+        })
     }
 
     /// As [`Checkpoint::raw`], of rows along the first axis only, that are to become `wanted`; a tensor without axes is one row.
@@ -276,6 +305,11 @@ impl Checkpoint {
             });
         }
         let mut shape = self.shape_of(name)?;
+        let (dtype, bytes) = match Shape::from(shape.get(1..).unwrap_or_default()).count() {
+            row if row.is_multiple_of(dtype.block().0) => (dtype, bytes),
+            // Rows that are no whole blocks, as of vectors and small filters.
+            _ => (DType::F32, Cow::Owned(as_f32(dtype, &bytes))),
+        };
         let row = bytes.len() / shape.first().copied().unwrap_or(1).max(1);
         let range = rows.start * row..rows.end * row;
         let bytes = match bytes {
@@ -351,6 +385,12 @@ impl Checkpoint {
             Tensor::from_bytes(ty, &bytes).to_dtype(dtype)
         })
     }
+}
+
+/// Blocks as little-endian `f32`.
+fn as_f32(dtype: DType, blocks: &[u8]) -> Vec<u8> {
+    let values = quant::decode(dtype, blocks);
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 /// Index of the first element whose exponent is all ones.

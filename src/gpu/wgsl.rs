@@ -43,11 +43,15 @@ pub(crate) use wgsl;
 
 /// Files that others `use`. A file `slot/NAME/CHOICE` is one choice for slot NAME.
 pub const LIBRARY: &[WgslFile] = &[
+    wgsl!("lib/bytes"),
+    wgsl!("lib/codes_affine"),
+    wgsl!("lib/codes_offset"),
     wgsl!("lib/columns"),
     wgsl!("lib/epilogue"),
     wgsl!("lib/flat"),
     wgsl!("lib/half"),
     wgsl!("lib/index"),
+    wgsl!("lib/k_scales"),
     wgsl!("lib/lanes"),
     wgsl!("lib/reduce"),
     wgsl!("lib/reduce_rows"),
@@ -93,6 +97,15 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/weight/f16"),
     wgsl!("slot/weight/f32"),
     wgsl!("slot/weight/i8"),
+    wgsl!("slot/weight/q2_k"),
+    wgsl!("slot/weight/q3_k"),
+    wgsl!("slot/weight/q4_0"),
+    wgsl!("slot/weight/q4_1"),
+    wgsl!("slot/weight/q4_k"),
+    wgsl!("slot/weight/q5_0"),
+    wgsl!("slot/weight/q5_1"),
+    wgsl!("slot/weight/q5_k"),
+    wgsl!("slot/weight/q6_k"),
     wgsl!("slot/weight/q8_0"),
 ];
 

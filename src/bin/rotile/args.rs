@@ -56,7 +56,7 @@ pub(crate) struct ModelArgs {
     /// Model folder in diffusers layout [default: the embedded model]
     #[arg(long, value_name = "FOLDER", env = "ROTILE_MODEL", hide_env_values = true)]
     model: Option<PathBuf>,
-    /// Text encoder in place of the folder's: safetensors file or folder
+    /// Text encoder in place of the folder's: safetensors or GGUF file, or folder
     #[arg(long, value_name = "PATH", help_heading = PARTS)]
     text_encoder: Option<PathBuf>,
     /// Transformer in place of the folder's
@@ -80,7 +80,7 @@ const PARTS: &str = "Parts of the model";
 /// Which autoencoder, and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct AutoencoderArgs {
-    /// Autoencoder: safetensors file or its folder, or a model folder with one [default: the embedded model's]
+    /// Autoencoder: safetensors or GGUF file or its folder, or a model folder with one [default: the embedded model's]
     #[arg(long, value_name = "PATH", env = "ROTILE_MODEL", hide_env_values = true)]
     model: Option<PathBuf>,
     /// Autoencoder in place of the model folder's
@@ -403,7 +403,7 @@ pub(crate) struct RoundtripArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Model folder, safetensors file, header-only description (JSON), or PNG picture [default: the embedded model]
+    /// Model folder, safetensors or GGUF file, header-only description (JSON), or PNG picture [default: the embedded model]
     #[arg(value_name = "PATH", conflicts_with = "model")]
     pub(crate) path: Option<PathBuf>,
     /// Plan for this width [default: 1024, or the model's only size]

@@ -6,6 +6,7 @@ pub mod gguf;
 mod names;
 #[cfg(feature = "native")]
 mod open;
+mod overlay;
 mod part;
 mod safetensors;
 
@@ -14,6 +15,7 @@ pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
 
+use crate::adapter::Overlay;
 use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
 use serde_json::Value;
@@ -122,9 +124,10 @@ impl Storage {
 }
 
 /// An opened file, or several that belong together. Names are those of diffusers, whatever the layout of the file.
+#[derive(Clone)]
 pub struct Checkpoint {
     name: String,
-    storages: Vec<Storage>,
+    storages: Vec<Arc<Storage>>,
     tensors: BTreeMap<String, TensorInfo>,
     stored: Vec<TensorInfo>,
     layout: Layout,
@@ -132,6 +135,7 @@ pub struct Checkpoint {
     /// Whether the configuration came in the file itself.
     own_config: bool,
     metadata: Option<gguf::Metadata>,
+    overlay: Option<Arc<Overlay>>,
 }
 
 impl Checkpoint {
@@ -186,7 +190,7 @@ impl Checkpoint {
                     });
                 }
             }
-            storages.push(source.storage);
+            storages.push(Arc::new(source.storage));
             metadata = metadata.or(source.metadata);
             config = config.or(source.config);
         }
@@ -201,6 +205,7 @@ impl Checkpoint {
             own_config: config.is_some(),
             config: config.or_else(|| metadata.as_ref().and_then(names::config)),
             metadata,
+            overlay: None,
         })
     }
 
@@ -325,6 +330,19 @@ impl Checkpoint {
 
     /// As [`Checkpoint::raw`], of rows along the first axis only, that are to become `wanted`; a tensor without axes is one row.
     fn raw_rows(
+        &self,
+        name: &str,
+        rows: &Range<usize>,
+        wanted: DType,
+    ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
+        match self.patched_rows(name, rows, wanted)? {
+            Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
+            None => self.stored_rows(name, rows, wanted),
+        }
+    }
+
+    /// Rows without what adapters change.
+    fn stored_rows(
         &self,
         name: &str,
         rows: &Range<usize>,

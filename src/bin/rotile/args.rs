@@ -1,6 +1,7 @@
 //! What the command line understands.
 
 use crate::Usage;
+use crate::lora::LoraArgs;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
@@ -227,15 +228,10 @@ impl ModelArgs {
     }
 
     pub(crate) fn open(&self) -> Result<Engine> {
-        self.open_with(VaeOptions::default())
-    }
-
-    pub(crate) fn open_with(&self, vae: VaeOptions) -> Result<Engine> {
-        let options = Options {
-            vae,
-            ..self.device.options()
-        };
-        Ok(pollster::block_on(Engine::new(self.source(None)?, &options))?)
+        Ok(pollster::block_on(Engine::new(
+            self.source(None)?,
+            &self.device.options(),
+        ))?)
     }
 }
 
@@ -336,12 +332,24 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
     #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+    #[command(flatten)]
     pub(crate) vae: VaeArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
 impl GenerateArgs {
+    /// Puts the model, with its adapters, on a device.
+    pub(crate) fn open(&self) -> Result<Engine> {
+        let source = self.lora.on(self.model.source(None)?)?;
+        let options = Options {
+            vae: self.vae.options(),
+            ..self.model.device.options()
+        };
+        Ok(pollster::block_on(Engine::new(source, &options))?)
+    }
+
     pub(crate) fn prompt(&self) -> Result<&str> {
         let prompt = self.prompt.as_deref().or(self.prompt_option.as_deref());
         prompt.ok_or_else(|| Usage("no prompt".into()).into())

@@ -11,6 +11,7 @@ mod generate;
 mod inspect;
 mod kernels;
 mod latent;
+mod lora;
 mod output;
 mod progress;
 mod roundtrip;

@@ -337,12 +337,12 @@ impl Checkpoint {
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         match self.patched_rows(name, rows, wanted)? {
             Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
-            None => self.stored_rows(name, rows, wanted),
+            None => self.unpatched_rows(name, rows, wanted),
         }
     }
 
     /// Rows without what adapters change.
-    fn stored_rows(
+    fn unpatched_rows(
         &self,
         name: &str,
         rows: &Range<usize>,

@@ -68,7 +68,7 @@ fn refused(file: &str, name: &str, refusal: Refusal) -> CheckpointError {
 }
 
 /// Takes scales and markers out of the tensors of a file and gives them to the weights that they belong to.
-pub(super) fn gather(file: &str, mut tensors: Tensors, storages: &[Storage]) -> Result<Tensors, CheckpointError> {
+pub(super) fn gather(file: &str, mut tensors: Tensors, storages: &[Arc<Storage>]) -> Result<Tensors, CheckpointError> {
     let is_codes = |info: &TensorInfo| info.dtype == FileDType::Weight(DType::I8);
     if !tensors.values().any(|t| is_codes(t) || t.name.ends_with(MARKER)) {
         return Ok(tensors);
@@ -104,7 +104,7 @@ pub(super) fn gather(file: &str, mut tensors: Tensors, storages: &[Storage]) -> 
 fn in_tensors(
     file: &str,
     tensors: &mut Tensors,
-    storages: &[Storage],
+    storages: &[Arc<Storage>],
 ) -> Result<BTreeMap<String, Marker>, CheckpointError> {
     let names: Vec<String> = tensors.keys().filter(|n| n.ends_with(MARKER)).cloned().collect();
     let mut markers = BTreeMap::new();
@@ -132,7 +132,7 @@ fn in_tensors(
 fn in_headers(
     file: &str,
     tensors: &Tensors,
-    storages: &[Storage],
+    storages: &[Arc<Storage>],
     markers: &mut BTreeMap<String, Marker>,
 ) -> Result<(), CheckpointError> {
     for storage in storages {
@@ -156,7 +156,7 @@ fn in_headers(
 }
 
 /// Puts a layer together and takes its scales out of the tensors.
-fn parts(layer: &str, marker: Marker, tensors: &mut Tensors, storages: &[Storage]) -> Result<Int8Layer, Refusal> {
+fn parts(layer: &str, marker: Marker, tensors: &mut Tensors, storages: &[Arc<Storage>]) -> Result<Int8Layer, Refusal> {
     let scale = tensors.remove(&format!("{layer}{SCALE}"));
     let weight = tensors
         .get(&format!("{layer}{WEIGHT}"))
@@ -209,7 +209,7 @@ fn decoded(info: &TensorInfo, bytes: &[u8]) -> Vec<f32> {
         .map_or_else(Vec::new, |dtype| tensor::decode(dtype, bytes))
 }
 
-fn bytes<'a>(info: &TensorInfo, storages: &'a [Storage]) -> Option<&'a [u8]> {
+fn bytes<'a>(info: &TensorInfo, storages: &'a [Arc<Storage>]) -> Option<&'a [u8]> {
     storages[info.storage].bytes()?.get(info.start..info.start + info.len)
 }
 
@@ -308,9 +308,9 @@ impl Checkpoint {
         };
         let mut bytes = Vec::with_capacity(dtype.bytes(rows.len() * row).next_multiple_of(4));
         for start in rows.clone().step_by(step) {
-            let (ty, values) = self.reconstruct(name, start..rows.end.min(start + step))?;
+            let (ty, values) = self.raw_rows(name, &(start..rows.end.min(start + step)), dtype)?;
             let count = ty.count();
-            let rows = Tensor::of(ty, values).to_dtype(dtype).to_bytes();
+            let rows = Tensor::from_bytes(ty, &values).to_dtype(dtype).to_bytes();
             bytes.extend(&rows[..dtype.bytes(count).min(rows.len())]);
         }
         bytes.resize(bytes.len().next_multiple_of(4), 0);

@@ -13,6 +13,7 @@ const VALIDATED: &[Validated] = &[
     Validated::on_llvmpipe("conv2d", "lanes"),
     Validated::on_llvmpipe("matmul", "lanes"),
     Validated::on_llvmpipe("matmul", "rows"),
+    Validated::on_llvmpipe("matmul_i8", "packed"),
 ];
 
 /// A row of the table: a way of an operator, and the adapters where it has been compared with its reference.

@@ -28,6 +28,9 @@ pub enum Error {
     /// A picture file cannot be read or written.
     #[error(transparent)]
     Media(#[from] MediaError),
+    /// An adapter does not fit the model.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// A request that cannot be carried out as asked.
     #[error("{0}")]
     Request(String),
@@ -350,4 +353,63 @@ pub enum MediaError {
     /// Two pictures differ in size.
     #[error("cannot compare {0}x{1} with {2}x{3}")]
     Sizes(u32, u32, u32, u32),
+}
+
+/// An adapter, such as a LoRA, that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// The file cannot be read, or one of its tensors cannot.
+    #[error(transparent)]
+    Checkpoint(Box<CheckpointError>),
+    /// A tensor does not fit the weight that it names.
+    #[error("{file}: `{name}` has shape {found}, wanted {wanted}. Is it for another model?")]
+    Shape {
+        /// Adapter file.
+        file: String,
+        /// Tensor in it.
+        name: String,
+        /// Its shape.
+        found: Shape,
+        /// What would fit, and the weight that says so.
+        wanted: String,
+    },
+    /// A module of an adapter lacks a tensor that its kind needs.
+    #[error("{file}: the adapter of `{module}` lacks its part {missing}; the file is incomplete, download it again")]
+    Incomplete {
+        /// Adapter file.
+        file: String,
+        /// Module of the model.
+        module: String,
+        /// What is not there.
+        missing: String,
+    },
+    /// Nothing in the file has a place in the model.
+    #[error(
+        "{file}: none of its {count} modules (first: `{first}`) is one of this model's; it is no adapter, or one for another model"
+    )]
+    NothingMatched {
+        /// Adapter file.
+        file: String,
+        /// Modules in it.
+        count: usize,
+        /// The first of them.
+        first: String,
+    },
+    /// The weight in the mix is no number.
+    #[error("{file}: the weight of an adapter must be finite, not {weight}")]
+    Weight {
+        /// Adapter file.
+        file: String,
+        /// Weight asked for.
+        weight: f32,
+    },
+    /// Model code uses a layer in a way that its adapter cannot follow.
+    #[error("{file}: the adapter of `{module}` cannot be added at run time; use --lora-apply immediately")]
+    NotReached {
+        /// Checkpoint.
+        file: String,
+        /// Module of the model.
+        module: String,
+    },
 }

@@ -47,6 +47,7 @@ impl Checkpoint {
             storage: Storage::Absent,
             entries,
             metadata: None,
+            config: None,
         };
         Ok(Self::assemble(name, vec![source])?.with_config(description.config))
     }

@@ -6,6 +6,7 @@ pub mod gguf;
 mod names;
 #[cfg(feature = "native")]
 mod open;
+mod overlay;
 mod part;
 mod safetensors;
 
@@ -14,14 +15,18 @@ pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
 
+use crate::adapter::Overlay;
 use crate::quant;
-use crate::tensor::{DType, Shape, Tensor, TensorType};
+use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Key of the metadata under which [`convert`](crate::convert) keeps the configuration of a model.
+pub(crate) const CONFIG: &str = "rotile.config";
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +46,11 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// Name of the file that holds it.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
     /// Bytes in the file.
     pub fn byte_len(&self) -> usize {
         self.len
@@ -76,23 +86,27 @@ struct Source {
     storage: Storage,
     entries: Vec<safetensors::Entry>,
     metadata: Option<gguf::Metadata>,
+    /// The configuration that [`convert`](crate::convert) has put into the file.
+    config: Option<Value>,
 }
 
 impl Source {
     /// Reads the header of a safetensors or GGUF file.
     fn read(file: &str, storage: Storage) -> Result<Self, CheckpointError> {
         let bytes = storage.bytes().unwrap_or_default();
-        let (entries, metadata) = if bytes.starts_with(gguf::MAGIC) {
+        let (entries, metadata, config) = if bytes.starts_with(gguf::MAGIC) {
             let (entries, metadata) = gguf::read(file, bytes)?;
-            (entries, Some(metadata))
+            let config = metadata.text(CONFIG).map(ToOwned::to_owned);
+            (entries, Some(metadata), config)
         } else {
-            (safetensors::read(file, bytes)?, None)
+            (safetensors::read(file, bytes)?, None, safetensors::note(bytes, CONFIG))
         };
         Ok(Self {
             file: file.to_owned(),
             storage,
             entries,
             metadata,
+            config: config.and_then(|text| serde_json::from_str(&text).ok()),
         })
     }
 }
@@ -110,13 +124,18 @@ impl Storage {
 }
 
 /// An opened file, or several that belong together. Names are those of diffusers, whatever the layout of the file.
+#[derive(Clone)]
 pub struct Checkpoint {
     name: String,
-    storages: Vec<Storage>,
+    storages: Vec<Arc<Storage>>,
     tensors: BTreeMap<String, TensorInfo>,
+    stored: Vec<TensorInfo>,
     layout: Layout,
     config: Option<Value>,
+    /// Whether the configuration came in the file itself.
+    own_config: bool,
     metadata: Option<gguf::Metadata>,
+    overlay: Option<Arc<Overlay>>,
 }
 
 impl Checkpoint {
@@ -136,18 +155,20 @@ impl Checkpoint {
         Self::assemble(name, vec![Source::read(name, Storage::Static(bytes))?])
     }
 
-    /// Adds the contents of a `config.json`, for what shapes cannot tell. Without one, what a GGUF file says of itself stays.
+    /// Adds the contents of a `config.json`, for what shapes cannot tell. A file that [`convert`](crate::convert) made has its own,
+    /// which stays; without one, so does what a GGUF file says of itself.
     #[must_use]
     pub fn with_config(self, config: Option<Value>) -> Self {
-        Self {
-            config: config.or(self.config),
-            ..self
-        }
+        let config = match self.own_config {
+            true => self.config,
+            false => config.or(self.config),
+        };
+        Self { config, ..self }
     }
 
     fn assemble(name: &str, sources: Vec<Source>) -> Result<Self, CheckpointError> {
         let mut storages = Vec::new();
-        let mut metadata = None;
+        let (mut metadata, mut config) = (None, None);
         let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
         for source in sources {
             let file: Arc<str> = source.file.into();
@@ -169,17 +190,22 @@ impl Checkpoint {
                     });
                 }
             }
-            storages.push(source.storage);
+            storages.push(Arc::new(source.storage));
             metadata = metadata.or(source.metadata);
+            config = config.or(source.config);
         }
+        let stored = tensors.values().cloned().collect();
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
         Ok(Self {
             name: name.to_owned(),
             storages,
             tensors,
+            stored,
             layout,
-            config: metadata.as_ref().and_then(names::config),
+            own_config: config.is_some(),
+            config: config.or_else(|| metadata.as_ref().and_then(names::config)),
             metadata,
+            overlay: None,
         })
     }
 
@@ -211,6 +237,44 @@ impl Checkpoint {
     /// Every tensor, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.values()
+    }
+
+    /// Every tensor under the name and in the shape that it has in its file.
+    pub fn stored(&self) -> &[TensorInfo] {
+        &self.stored
+    }
+
+    /// Bytes of one of [`Checkpoint::stored`].
+    ///
+    /// # Errors
+    /// If the file is only described.
+    pub(crate) fn stored_bytes(&self, info: &TensorInfo) -> Result<&[u8], CheckpointError> {
+        let bytes = self.storages[info.storage]
+            .bytes()
+            .ok_or_else(|| CheckpointError::Header {
+                file: info.file.to_string(),
+                reason: format!("`{}` is only described: the file has no values", info.stored),
+            })?;
+        Ok(&bytes[info.start..info.start + info.len])
+    }
+
+    /// Values of rows along the first axis of one of [`Checkpoint::stored`]; a tensor without axes is one row.
+    ///
+    /// # Errors
+    /// If the file is only described, or the rows hold a NaN or infinity, or are no floats.
+    pub(crate) fn stored_rows(&self, info: &TensorInfo, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let dtype = info.weight()?;
+        let bytes = self.stored_bytes(info)?;
+        let row = bytes.len() / info.shape.first().copied().unwrap_or(1).max(1);
+        let bytes = &bytes[rows.start * row..rows.end * row];
+        match first_non_finite(dtype, bytes) {
+            Some(index) => Err(CheckpointError::NonFinite {
+                file: info.file.to_string(),
+                name: info.stored.clone(),
+                index: rows.start * Shape::from(info.shape.get(1..).unwrap_or_default()).count() + index,
+            }),
+            None => Ok(decode(dtype, bytes)),
+        }
     }
 
     /// A tensor, if it is there.
@@ -251,13 +315,7 @@ impl Checkpoint {
     pub fn raw(&self, name: &str) -> Result<(DType, Cow<'_, [u8]>), CheckpointError> {
         let (info, part) = self.find(name)?;
         let dtype = info.weight()?;
-        let bytes = self.storages[info.storage]
-            .bytes()
-            .ok_or_else(|| CheckpointError::Header {
-                file: info.file.to_string(),
-                reason: format!("`{name}` is only described: the file has no values"),
-            })?;
-        let bytes = &bytes[info.start..info.start + info.len];
+        let bytes = self.stored_bytes(info)?;
         let Some(part) = part else {
             return Ok((dtype, Cow::Borrowed(bytes)));
         };
@@ -272,6 +330,19 @@ impl Checkpoint {
 
     /// As [`Checkpoint::raw`], of rows along the first axis only, that are to become `wanted`; a tensor without axes is one row.
     fn raw_rows(
+        &self,
+        name: &str,
+        rows: &Range<usize>,
+        wanted: DType,
+    ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
+        match self.patched_rows(name, rows, wanted)? {
+            Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
+            None => self.stored_rows(name, rows, wanted),
+        }
+    }
+
+    /// Rows without what adapters change.
+    fn stored_rows(
         &self,
         name: &str,
         rows: &Range<usize>,
@@ -376,7 +447,7 @@ fn as_f32(dtype: DType, blocks: &[u8]) -> Vec<u8> {
 }
 
 /// Index of the first element whose exponent is all ones.
-fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
+pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
     let half = |mask: u16| {
         let bits = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
         bytes.chunks_exact(2).position(|b| bits(b) & mask == mask)

@@ -1,8 +1,9 @@
-use crate::checkpoint::{Checkpoint, Weights};
+use crate::adapter::{self, Adapter, Apply, Report};
+use crate::checkpoint::{Checkpoint, TensorInfo, Weights};
 use crate::diffusion::pipeline::Parts;
 use crate::diffusion::scheduler::Scheduler;
 use crate::error::{CheckpointError, Result};
-use crate::models::Vae;
+use crate::models::{Role, Vae};
 use crate::text::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
@@ -68,6 +69,10 @@ pub struct Source {
     pub parts: Parts,
     /// The defaults.
     pub defaults: Defaults,
+    /// Adapters, all at once.
+    pub adapters: Vec<Adapter>,
+    /// When they do their work.
+    pub apply: Apply,
 }
 
 /// The files of a model in memory: what a browser has fetched.
@@ -88,6 +93,31 @@ pub struct Memory {
 }
 
 impl Source {
+    /// The same model with adapters, such as LoRAs.
+    pub fn with_adapters(self, adapters: Vec<Adapter>, apply: Apply) -> Self {
+        Self {
+            adapters,
+            apply,
+            ..self
+        }
+    }
+
+    /// Puts the adapters on the parts; `packed` says which weights stay packed on the device.
+    pub(super) fn adapt(&mut self, packed: &dyn Fn(Role, &TensorInfo) -> bool) -> Result<Report> {
+        if self.adapters.is_empty() {
+            return Ok(Report::default());
+        }
+        let parts = &mut self.parts;
+        let mut list = [
+            (Role::Transformer, parts.transformer.clone()),
+            (Role::TextEncoder, parts.text_encoder.clone()),
+            (Role::Autoencoder, parts.vae.clone()),
+        ];
+        let report = adapter::apply(&mut list, &self.adapters, self.apply, packed)?;
+        [parts.transformer, parts.text_encoder, parts.vae] = list.map(|(_, part)| part);
+        Ok(report)
+    }
+
     /// A model whose files are in memory.
     ///
     /// # Errors
@@ -168,6 +198,8 @@ impl Source {
                 scheduler: Scheduler::from_config(scheduler, &format!("{name}/scheduler_config.json"))?,
             },
             defaults: Defaults::from_index(&index),
+            adapters: Vec::new(),
+            apply: Apply::default(),
         })
     }
 }
@@ -293,6 +325,8 @@ mod native {
                 name: name.into_owned(),
                 parts,
                 defaults: Defaults::from_index(&index),
+                adapters: Vec::new(),
+                apply: Apply::default(),
             })
         }
     }

@@ -53,6 +53,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("lib/index"),
     wgsl!("lib/k_scales"),
     wgsl!("lib/lanes"),
+    wgsl!("lib/lanes_matmul"),
+    wgsl!("lib/lanes_sums"),
     wgsl!("lib/reduce"),
     wgsl!("lib/reduce_rows"),
     wgsl!("lib/tiles"),

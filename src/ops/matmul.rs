@@ -93,7 +93,10 @@ impl Matmul {
     /// For software adapters such as llvmpipe.
     fn lanes(&self, inputs: &[TensorType], caps: &Caps) -> Way {
         let [m, n, k] = sizes(&inputs[0], &inputs[1]);
-        let kernel = KernelSpec::new(wgsl!("ops/matmul_lanes")).set("PAIRS", u32::from(k.is_multiple_of(2)));
+        let kernel = match inputs[1].dtype.is_packed() && k.is_multiple_of(8) {
+            true => KernelSpec::new(wgsl!("ops/matmul_lanes8")),
+            false => KernelSpec::new(wgsl!("ops/matmul_lanes")).set("PAIRS", u32::from(k.is_multiple_of(2))),
+        };
         let params = LanesParams {
             m: m as u32,
             n: n as u32,
@@ -107,10 +110,16 @@ impl Matmul {
     fn rows(&self, inputs: &[TensorType], caps: &Caps) -> Way {
         const COLS: usize = 4;
         let [m, n, k] = sizes(&inputs[0], &inputs[1]);
+        // Packed weights are cheap to decode in eights.
+        let step = match inputs[1].dtype.is_packed() && k.is_multiple_of(8) {
+            true => 8,
+            false if k.is_multiple_of(2) => 2,
+            false => 1,
+        };
         let kernel = KernelSpec::new(wgsl!("ops/matmul_rows"))
             .set("M", m as u32)
             .set("COLS", COLS as u32)
-            .set("PAIRS", u32::from(k.is_multiple_of(2)))
+            .set("STEP", step)
             .set("WG", 64);
         let params = RowsParams {
             n: n as u32,

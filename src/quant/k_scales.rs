@@ -7,6 +7,7 @@ use super::{half_at, inverse, put_half, search};
 const AT: usize = 4;
 
 /// Scale and minimum of group `g` (ggml's `get_scale_min_k4`).
+#[inline(always)]
 pub(super) fn group(block: &[u8], g: usize) -> (f32, f32) {
     let s = &block[AT..];
     let (scale, minimum) = if g < 4 {

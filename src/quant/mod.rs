@@ -20,6 +20,7 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
+pub mod rotation;
 mod search;
 
 use crate::tensor::DType;
@@ -29,9 +30,9 @@ use half::f16;
 struct Format {
     /// Where its `f16` scales and minima are, in bytes.
     scales: &'static [usize],
-    /// Values of a block.
+    /// Values of blocks.
     decode: fn(&[u8], &mut [f32]),
-    /// The nearest block.
+    /// The block nearest to the values of one.
     encode: fn(&[f32], &mut [u8]),
 }
 
@@ -52,6 +53,7 @@ const fn format(dtype: DType) -> Option<&'static Format> {
 }
 
 /// The `f16` at a byte of a block.
+#[inline(always)]
 fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
@@ -82,13 +84,16 @@ fn inverse(scale: f32) -> f32 {
 }
 
 /// Codes of 5 bits of 32 elements: a word with the fifth bits, and bytes with the others of elements `j` and `j + 16`.
+#[inline(always)]
 fn five_bits(high: &[u8], codes: &[u8], values: &mut [f32], value: impl Fn(f32) -> f32) {
     let high = u32::from_le_bytes([high[0], high[1], high[2], high[3]]);
-    let fifth = |j: usize| (high >> j & 1) as u8 * 16;
-    let (first, second) = values.split_at_mut(16);
-    for (j, ((a, b), q)) in first.iter_mut().zip(second).zip(codes).enumerate() {
-        *a = value(f32::from(q & 15 | fifth(j)));
-        *b = value(f32::from(q >> 4 | fifth(j + 16)));
+    let mut all = [0u32; 32];
+    for j in 0..16 {
+        all[j] = u32::from(codes[j] & 15);
+        all[j + 16] = u32::from(codes[j] >> 4);
+    }
+    for (j, (v, q)) in values.iter_mut().zip(all).enumerate() {
+        *v = value((q | (high >> j & 1) << 4) as f32);
     }
 }
 
@@ -114,10 +119,42 @@ pub fn decode(dtype: DType, blocks: &[u8]) -> Vec<f32> {
 
 /// As [`decode`], into `values`: as many as the blocks hold.
 pub fn decode_into(dtype: DType, blocks: &[u8], values: &mut [f32]) {
-    let (elements, bytes) = dtype.block();
     if let Some(format) = format(dtype) {
-        let pairs = blocks.chunks_exact(bytes).zip(values.chunks_exact_mut(elements));
-        pairs.for_each(|(block, values)| (format.decode)(block, values));
+        (format.decode)(blocks, values);
+    }
+}
+
+/// Decodes blocks of so many bytes and elements one by one, with the widest vectors that the machine has.
+pub(crate) fn each<const BYTES: usize, const ELEMENTS: usize>(
+    blocks: &[u8],
+    values: &mut [f32],
+    one: impl Fn(&[u8], &mut [f32]),
+) {
+    pulp::Arch::new().dispatch(Each::<BYTES, ELEMENTS, _> { blocks, values, one });
+}
+
+// A closure would not be compiled for these vectors.
+struct Each<'a, const BYTES: usize, const ELEMENTS: usize, F> {
+    blocks: &'a [u8],
+    values: &'a mut [f32],
+    one: F,
+}
+
+impl<const BYTES: usize, const ELEMENTS: usize, F> pulp::NullaryFnOnce for Each<'_, BYTES, ELEMENTS, F>
+where
+    F: Fn(&[u8], &mut [f32]),
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let (blocks, values) = (
+            self.blocks.as_chunks::<BYTES>().0,
+            self.values.as_chunks_mut::<ELEMENTS>().0,
+        );
+        for (block, values) in blocks.iter().zip(values) {
+            (self.one)(block, values);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Byte `j` of 32 bytes of codes holds elements `j`, `j + 32`, `j + 64` and `j + 96` of half a block.
 
-use super::{Format, half_at, inverse, put_half, search};
+use super::{Format, each, half_at, inverse, put_half, search};
 
 const CODES: usize = 16;
 const D: usize = 80;
@@ -11,7 +11,7 @@ const DMIN: usize = 82;
 
 pub(super) const FORMAT: Format = Format {
     scales: &[D, DMIN],
-    decode,
+    decode: |blocks, values| each::<84, 256>(blocks, values, decode),
     encode,
 };
 
@@ -25,6 +25,7 @@ fn group(block: &[u8], g: usize) -> (f32, f32) {
 }
 
 /// ggml's `dequantize_row_q2_K`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     for (g, values) in values.chunks_exact_mut(16).enumerate() {
         let (scale, minimum) = group(block, g);

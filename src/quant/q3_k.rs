@@ -2,7 +2,7 @@
 //!
 //! Bit `g / 2` of byte `j` of the first 32 is the third of element `j` of the pair of groups; the others are as in `Q2_K`.
 
-use super::{Format, half_at, inverse, put_half, search};
+use super::{Format, each, half_at, inverse, put_half, search};
 
 const CODES: usize = 32;
 const SCALES: usize = 96;
@@ -10,7 +10,7 @@ const D: usize = 108;
 
 pub(super) const FORMAT: Format = Format {
     scales: &[D],
-    decode,
+    decode: |blocks, values| each::<110, 256>(blocks, values, decode),
     encode,
 };
 
@@ -23,6 +23,7 @@ fn group(block: &[u8], g: usize) -> f32 {
 }
 
 /// ggml's `dequantize_row_q3_K`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     for (g, values) in values.chunks_exact_mut(16).enumerate() {
         let scale = group(block, g);

@@ -2,15 +2,16 @@
 //!
 //! Byte `j` of the codes holds elements `j` and `j + 16`.
 
-use super::{Format, half_at, inverse, put_scale, search};
+use super::{Format, each, half_at, inverse, put_scale, search};
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0],
-    decode,
+    decode: |blocks, values| each::<18, 32>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q4_0`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let d = half_at(block, 0);
     let (low, high) = values.split_at_mut(16);

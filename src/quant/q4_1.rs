@@ -2,15 +2,16 @@
 //!
 //! Byte `j` of the codes holds elements `j` and `j + 16`.
 
-use super::{Format, half_at, inverse, put_half, put_scale, search};
+use super::{Format, each, half_at, inverse, put_half, put_scale, search};
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0, 2],
-    decode,
+    decode: |blocks, values| each::<20, 32>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q4_1`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
     let (low, high) = values.split_at_mut(16);

@@ -2,17 +2,18 @@
 //!
 //! Byte `j` of 32 bytes of codes holds element `j` of one group and of the next.
 
-use super::{Format, k_scales};
+use super::{Format, each, k_scales};
 
 const CODES: usize = 16;
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0, 2],
-    decode,
+    decode: |blocks, values| each::<144, 256>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q4_K`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     for (g, values) in values.chunks_exact_mut(32).enumerate() {
         let (scale, minimum) = k_scales::group(block, g);

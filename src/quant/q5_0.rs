@@ -2,15 +2,16 @@
 //!
 //! Bit `j` of the word after the scale is the fifth of element `j`; byte `j` after it holds the others of elements `j` and `j + 16`.
 
-use super::{Format, half_at, inverse, put_scale, search};
+use super::{Format, each, half_at, inverse, put_scale, search};
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0],
-    decode,
+    decode: |blocks, values| each::<22, 32>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q5_0`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let d = half_at(block, 0);
     let (high, codes) = block[2..].split_at(4);

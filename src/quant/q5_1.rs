@@ -1,14 +1,15 @@
 //! `Q5_1`: 32 elements, an `f16` scale `d` and minimum `m` and codes of 5 bits as in `Q5_0`; `v = d * q + m`.
 
-use super::{Format, half_at, inverse, put_half, put_scale, search};
+use super::{Format, each, half_at, inverse, put_half, put_scale, search};
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0, 2],
-    decode,
+    decode: |blocks, values| each::<24, 32>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q5_1`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
     let (high, codes) = block[4..].split_at(4);

@@ -2,18 +2,19 @@
 //!
 //! Bit `g` of byte `j` of the first 32 is the fifth of element `j` of group `g`; the others are as in `Q4_K`.
 
-use super::{Format, k_scales};
+use super::{Format, each, k_scales};
 
 const HIGH: usize = 16;
 const CODES: usize = 48;
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0, 2],
-    decode,
+    decode: |blocks, values| each::<176, 256>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q5_K`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let high = &block[HIGH..CODES];
     for (g, values) in values.chunks_exact_mut(32).enumerate() {

@@ -3,7 +3,7 @@
 //! In each half of a block, 64 bytes hold the lower four bits of elements `j` and `j + 64`, and 32 bytes the upper two of elements
 //! `j`, `j + 32`, `j + 64` and `j + 96`.
 
-use super::{Format, half_at, inverse, put_half, search};
+use super::{Format, each, half_at, inverse, put_half, search};
 
 const HIGH: usize = 128;
 const SCALES: usize = 192;
@@ -11,7 +11,7 @@ const D: usize = 208;
 
 pub(super) const FORMAT: Format = Format {
     scales: &[D],
-    decode,
+    decode: |blocks, values| each::<210, 256>(blocks, values, decode),
     encode,
 };
 
@@ -27,6 +27,7 @@ const fn place(g: usize) -> [usize; 4] {
 }
 
 /// ggml's `dequantize_row_q6_K`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let d = half_at(block, D);
     for (g, values) in values.chunks_exact_mut(16).enumerate() {

@@ -1,14 +1,15 @@
 //! `Q8_0`: 32 elements, an `f16` scale `d` and 32 signed codes; `v = d * q`.
 
-use super::{Format, half_at, inverse, put_scale};
+use super::{Format, each, half_at, inverse, put_scale};
 
 pub(super) const FORMAT: Format = Format {
     scales: &[0],
-    decode,
+    decode: |blocks, values| each::<34, 32>(blocks, values, decode),
     encode,
 };
 
 /// ggml's `dequantize_row_q8_0`.
+#[inline(always)]
 fn decode(block: &[u8], values: &mut [f32]) {
     let d = half_at(block, 0);
     for (v, &q) in values.iter_mut().zip(&block[2..]) {

@@ -1,9 +1,11 @@
 //! What the command line understands.
 
 use crate::Usage;
+use crate::lora::LoraArgs;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
+use rotile::convert::Target;
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::{VaeDType, VaeOptions};
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Roundtrip(RoundtripArgs),
     /// Show what a model consists of and needs, or what is written in a PNG
     Inspect(InspectArgs),
+    /// Write the weights of a model in another element type
+    Convert(ConvertArgs),
     /// Measure how far two pictures are apart
     Compare(CompareArgs),
     /// List the adapters, and which one is used and why
@@ -224,15 +228,10 @@ impl ModelArgs {
     }
 
     pub(crate) fn open(&self) -> Result<Engine> {
-        self.open_with(VaeOptions::default())
-    }
-
-    pub(crate) fn open_with(&self, vae: VaeOptions) -> Result<Engine> {
-        let options = Options {
-            vae,
-            ..self.device.options()
-        };
-        Ok(pollster::block_on(Engine::new(self.source(None)?, &options))?)
+        Ok(pollster::block_on(Engine::new(
+            self.source(None)?,
+            &self.device.options(),
+        ))?)
     }
 }
 
@@ -333,12 +332,24 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
     #[command(flatten)]
+    pub(crate) lora: LoraArgs,
+    #[command(flatten)]
     pub(crate) vae: VaeArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
 impl GenerateArgs {
+    /// Puts the model, with its adapters, on a device.
+    pub(crate) fn open(&self) -> Result<Engine> {
+        let source = self.lora.on(self.model.source(None)?)?;
+        let options = Options {
+            vae: self.vae.options(),
+            ..self.model.device.options()
+        };
+        Ok(pollster::block_on(Engine::new(source, &options))?)
+    }
+
     pub(crate) fn prompt(&self) -> Result<&str> {
         let prompt = self.prompt.as_deref().or(self.prompt_option.as_deref());
         prompt.ok_or_else(|| Usage("no prompt".into()).into())
@@ -406,6 +417,22 @@ pub(crate) struct InspectArgs {
     pub(crate) height: Option<u32>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// Weights: safetensors or GGUF file, index of a sharded one, or the folder of a model's part
+    #[arg(value_name = "IN")]
+    pub(crate) input: PathBuf,
+    /// New file; blocks go to .gguf, convrot-int8 to .safetensors, plain types to either
+    #[arg(value_name = "OUT")]
+    pub(crate) output: PathBuf,
+    /// What matrices become: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k or convrot-int8
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) to: Target,
+    /// Largest group of inputs that convrot-int8 rotates together, a power of 4; smaller ones where it does not divide a layer
+    #[arg(long, value_name = "N", default_value_t = Target::GROUP)]
+    pub(crate) group_size: usize,
 }
 
 #[derive(Debug, Args)]

@@ -159,10 +159,8 @@ impl Checkpoint {
     /// which stays; without one, so does what a GGUF file says of itself.
     #[must_use]
     pub fn with_config(self, config: Option<Value>) -> Self {
-        let config = match self.own_config {
-            true => self.config,
-            false => config.or(self.config),
-        };
+        let keeps = self.own_config || (config.is_none() && self.metadata.is_some());
+        let config = if keeps { self.config } else { config };
         Self { config, ..self }
     }
 
@@ -265,6 +263,11 @@ impl Checkpoint {
     pub(crate) fn stored_rows(&self, info: &TensorInfo, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let dtype = info.weight()?;
         let bytes = self.stored_bytes(info)?;
+        let (dtype, bytes) = match Shape::from(info.shape.get(1..).unwrap_or_default()).count() {
+            row if row.is_multiple_of(dtype.block().0) => (dtype, Cow::Borrowed(bytes)),
+            // Rows that are no whole blocks, as of vectors and small filters.
+            _ => (DType::F32, Cow::Owned(as_f32(dtype, bytes))),
+        };
         let row = bytes.len() / info.shape.first().copied().unwrap_or(1).max(1);
         let bytes = &bytes[rows.start * row..rows.end * row];
         match first_non_finite(dtype, bytes) {
@@ -337,12 +340,12 @@ impl Checkpoint {
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         match self.patched_rows(name, rows, wanted)? {
             Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
-            None => self.stored_rows(name, rows, wanted),
+            None => self.unpatched_rows(name, rows, wanted),
         }
     }
 
     /// Rows without what adapters change.
-    fn stored_rows(
+    fn unpatched_rows(
         &self,
         name: &str,
         rows: &Range<usize>,

@@ -70,7 +70,7 @@ impl Checkpoint {
             Some(_) => 0..self.shape_of(whole)?.first().copied().unwrap_or(1),
             None => rows.clone(),
         };
-        let (ty, bytes) = self.stored_rows(whole, &all, DType::F32)?;
+        let (ty, bytes) = self.unpatched_rows(whole, &all, DType::F32)?;
         let mut values = Tensor::from_bytes(ty.clone(), &bytes).data;
         patch.apply(all, &mut values)?;
         if let Some(index) = values.iter().position(|v| !v.is_finite()) {

@@ -13,8 +13,13 @@ use crate::tensor::{DType, Shape, Tensor};
 enum Step {
     /// `up (down x)`
     Product { down: String, up: String, rank: usize },
-    /// `y[l, p] = sum_mq w1[l, m] w2[p, q] x[m, q]`
-    Kronecker { w1: String, w2: String, sizes: [usize; 4] },
+    /// `y[l, p] = sum_mq w1[l, m] w2[p, q] x[m, q]`, of which the outputs from `first` on are the layer's.
+    Kronecker {
+        w1: String,
+        w2: String,
+        sizes: [usize; 4],
+        first: usize,
+    },
     /// `gain * (weight x)`
     Dense { weight: String, gain: Option<String> },
 }
@@ -116,8 +121,7 @@ fn kronecker(change: &Change, shape: &Shape, name: impl Fn(&str) -> String, extr
     let super::delta::Form::Kronecker { w1, w2, a2, b2 } = &change.delta.form else {
         return None;
     };
-    let whole = change.first == 0 && change.delta.n == shape[0];
-    if change.factor.is_some() || shape.len() != 2 || !whole {
+    if change.factor.is_some() || shape.len() != 2 {
         return None;
     }
     let gain = change.weight * change.delta.scale;
@@ -127,6 +131,7 @@ fn kronecker(change: &Change, shape: &Shape, name: impl Fn(&str) -> String, extr
         w1: name("w1"),
         w2: name("w2"),
         sizes,
+        first: change.first,
     };
     let scaled = w1.iter().map(|v| v * gain).collect();
     extras.add(&name("w1"), Tensor::new([a1, a2], scaled));
@@ -251,7 +256,7 @@ impl Step {
                     },
                 )?)
             }
-            Self::Kronecker { w1, w2, sizes } => {
+            Self::Kronecker { w1, w2, sizes, first } => {
                 let [a1, a2, b1, b2] = *sizes;
                 let rows = input.count() / input.last().max(1);
                 let w1 = g.weight(all, w1, [a1, a2])?;
@@ -264,9 +269,14 @@ impl Step {
                 let h = g.permute(h, &[0, 2, 1])?;
                 let mut shape = input.to_vec();
                 if let Some(last) = shape.last_mut() {
-                    *last = out;
+                    *last = a1 * b1;
                 }
-                let h = g.reshape(h, shape)?;
+                let axis = shape.len().saturating_sub(1);
+                let mut h = g.reshape(h, shape)?;
+                // Rows of a fused layer need not begin at a block.
+                if a1 * b1 != out {
+                    h = g.slice(h, axis, *first, out)?;
+                }
                 Ok(match sum {
                     Some(sum) => g.add(sum, h)?,
                     None => h,

@@ -498,6 +498,40 @@ fn what_has_no_place_is_listed_and_nothing_at_all_is_an_error() {
     );
 }
 
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config { cases: 400, failure_persistence: None, ..Default::default() })]
+
+    /// Files of any tensors are applied or refused, and what is applied can be loaded.
+    #[test]
+    fn any_file_is_applied_or_refused(
+        tensors in proptest::collection::vec((0usize..22, 0usize..3, proptest::collection::vec(0usize..5, 0..5)), 1..5),
+        runtime: bool,
+    ) {
+        const FIELDS: [&str; 22] = [
+            "lora_down.weight", "lora_up.weight", "lora_mid.weight", "alpha", "dora_scale", "diff", "diff_b", "lokr_w1",
+            "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "hada_w1_a", "hada_w1_b",
+            "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2", "lora_A.x.weight", "w_norm",
+        ];
+        let named = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec(), random(name, shape).data);
+        let base = [named("a.weight", &[4, 3]), named("a.bias", &[4]), named("b.weight", &[4, 3, 2, 2]), named("c", &[4])];
+        let base = Arc::new(Checkpoint::from_bytes("base", file_of(base.to_vec()).into()).expect("a checkpoint"));
+        let mut file: Vec<_> = tensors
+            .iter()
+            .map(|(field, module, shape)| named(&format!("{}.{}", ["a", "b", "c"][*module], FIELDS[*field]), shape))
+            .collect();
+        file.sort_by(|a, b| a.0.cmp(&b.0));
+        file.dedup_by(|a, b| a.0 == b.0);
+        let adapter = from_tensors("fuzz", file, 0.5);
+        let how = if runtime { Apply::Runtime } else { Apply::Immediately };
+        let mut parts = [(Role::Transformer, base)];
+        if rotile::adapter::apply(&mut parts, &[adapter], how, &packed).is_ok() {
+            for info in parts[0].1.tensors() {
+                values(&parts[0].1, &info.name);
+            }
+        }
+    }
+}
+
 fn style() -> Vec<u8> {
     let made = Made::new(LORA, &[256, 256], "style");
     let names = ["layers.0.attention.to_v", "layers.1.attention.to_out.0"];

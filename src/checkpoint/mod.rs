@@ -338,19 +338,6 @@ impl Checkpoint {
         rows: &Range<usize>,
         wanted: DType,
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
-        match self.patched_rows(name, rows, wanted)? {
-            Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
-            None => self.unpatched_rows(name, rows, wanted),
-        }
-    }
-
-    /// Rows without what adapters change.
-    fn unpatched_rows(
-        &self,
-        name: &str,
-        rows: &Range<usize>,
-        wanted: DType,
-    ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         let (dtype, bytes) = self.raw(name)?;
         if dtype == DType::I8 && wanted != DType::I8 {
             return Err(CheckpointError::DType {
@@ -395,6 +382,9 @@ impl Checkpoint {
     /// # Panics
     /// If the tensor has fewer rows.
     pub fn rows(&self, name: &str, dtype: DType, rows: Range<usize>) -> Result<Cow<'_, [u8]>, CheckpointError> {
+        if let Some(patched) = self.patched(name, &rows, dtype)? {
+            return Ok(Cow::Owned(patched.to_dtype(dtype).to_bytes()));
+        }
         let (ty, bytes) = self.raw_rows(name, &rows, dtype)?;
         if ty.dtype != dtype {
             return Ok(Cow::Owned(Tensor::from_bytes(ty, &bytes).to_dtype(dtype).to_bytes()));
@@ -432,6 +422,9 @@ impl Checkpoint {
     /// If the tensor or its bytes are not there, its type is unusable, or it holds a NaN or infinity.
     pub fn load(&self, name: &str, dtype: DType) -> Result<Tensor, CheckpointError> {
         let rows = self.shape_of(name)?.first().copied().unwrap_or(1);
+        if let Some(patched) = self.patched(name, &(0..rows), dtype)? {
+            return Ok(patched.to_dtype(dtype));
+        }
         let (ty, bytes) = self.raw_rows(name, &(0..rows), dtype)?;
         Ok(if ty.dtype == dtype && dtype.is_packed() {
             Tensor::packed(ty, bytes.into_owned())

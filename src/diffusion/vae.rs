@@ -1,10 +1,14 @@
 //! An autoencoder on a device: the one place where latents become pictures and pictures latents.
+//!
+//! # Memory
+#![doc = include_str!("vae_memory.md")]
 
-use super::tiled::{Half, Ran, Route, Schedule, TileOptions, route};
-use crate::backend::{Device, Kept, Session};
+use super::tiled::{Half, Ran, Room, Route, Schedule, TileOptions, route};
+use crate::backend::{Device, Kept, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::engine::{Cancel, Event};
 use crate::error::{Error, Result};
+use crate::gpu::Caps;
 use crate::graph::Graph;
 use crate::models::{Side, Vae};
 use crate::plan::{Plan, Policy};
@@ -35,6 +39,17 @@ pub enum VaeDType {
     F16,
 }
 
+impl VaeDType {
+    /// The type that it means in a pipeline that stores `others`, on a GPU with `caps` or on the CPU.
+    pub fn storage(self, others: DType, caps: Option<&Caps>) -> DType {
+        match self {
+            Self::Auto => others,
+            Self::F16 if caps.is_some_and(|caps| caps.f16) => DType::F16,
+            Self::F16 | Self::F32 => DType::F32,
+        }
+    }
+}
+
 /// A direction and a size, in pixels of the latent: what needs a session of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VaeTask {
@@ -55,7 +70,8 @@ pub enum VaeTask {
 }
 
 impl VaeTask {
-    fn side(self) -> Side {
+    /// The half of the autoencoder that it runs.
+    pub fn side(self) -> Side {
         match self {
             Self::Decode { .. } => Side::Decoder,
             Self::Encode { .. } => Side::Encoder,
@@ -175,11 +191,7 @@ impl VaeRunner {
 
     /// Storage of activations that the options ask for, where the device has it.
     pub fn dtype(&self) -> DType {
-        match self.options.dtype {
-            VaeDType::Auto => self.dtype,
-            VaeDType::F16 if self.device.dtypes().contains(&DType::F16) => DType::F16,
-            VaeDType::F16 | VaeDType::F32 => DType::F32,
-        }
+        self.options.dtype.storage(self.dtype, self.device.caps())
     }
 
     /// How the activations of the last result were stored.
@@ -314,9 +326,9 @@ impl VaeRunner {
             self.half(task.side()),
             task.size(),
             dtype,
-            (&self.device, &self.policy),
+            Planner::of(&self.device, &self.policy),
             self.options.tile,
-            self.options.max_memory,
+            Room::here(self.options.max_memory),
         )
     }
 

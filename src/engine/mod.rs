@@ -6,7 +6,7 @@ mod load;
 mod request;
 
 pub use autoencoder::Autoencoder;
-pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine};
+pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine, TilesLine};
 #[cfg(feature = "native")]
 pub use load::Files;
 pub use load::{Defaults, Memory, Source};

@@ -416,6 +416,8 @@ pub(crate) struct InspectArgs {
     #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) height: Option<u32>,
     #[command(flatten)]
+    pub(crate) vae: VaeArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 

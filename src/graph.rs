@@ -252,7 +252,7 @@ impl Graph {
             }
             .into());
         }
-        let dtype = info.weight()?;
+        let dtype = info.device()?;
         if dtype == DType::I8 {
             return Err(CheckpointError::DType {
                 file: weights.checkpoint().name().to_owned(),

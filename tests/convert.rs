@@ -2,7 +2,7 @@
 //! whole or not there.
 
 use rotile::checkpoint::{Checkpoint, CheckpointError};
-use rotile::convert::{Container, Conversion, Target, Written};
+use rotile::convert::{Container, Conversion, WeightType, Written};
 use rotile::engine::Cancel;
 use rotile::error::Error;
 use rotile::quant::{self, rotation};
@@ -46,7 +46,7 @@ fn from(tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) -> Checkpoint {
 }
 
 fn write(checkpoint: &Checkpoint, to: &str, container: Container) -> Result<Vec<u8>, Error> {
-    let target: Target = to.parse().expect("a target");
+    let target: WeightType = to.parse().expect("a target");
     let conversion = Conversion::plan(checkpoint, target, container)?;
     let mut bytes = Vec::new();
     let mut last = None;
@@ -92,7 +92,7 @@ fn plain_types_are_rounded_and_keep_the_configuration() {
 fn blocks_are_those_of_the_encoder_and_others_are_listed() {
     let source = source();
     for dtype in DType::BLOCKS {
-        let target: Target = dtype.name().parse().expect("a target");
+        let target: WeightType = dtype.name().parse().expect("a target");
         let conversion = Conversion::plan(&source, target, Container::Gguf).expect("planned");
         let fate = |name: &str| {
             let planned = conversion.tensors().iter().find(|p| p.info.stored == name);
@@ -182,7 +182,7 @@ fn rotated_int8_is_what_comfyui_stores() {
 fn what_a_file_cannot_hold_is_refused() {
     let source = source();
     let plan = |to: &str, container| {
-        let target: Target = to.parse().expect("a target");
+        let target: WeightType = to.parse().expect("a target");
         Conversion::plan(&source, target, container)
             .map(drop)
             .expect_err("refused")
@@ -190,7 +190,7 @@ fn what_a_file_cannot_hold_is_refused() {
     };
     assert!(plan("q8_0", Container::Safetensors).contains(".gguf"));
     assert!(plan("convrot-int8", Container::Gguf).contains(".safetensors"));
-    let group = Conversion::plan(&source, Target::ConvrotInt8 { group: 128 }, Container::Safetensors);
+    let group = Conversion::plan(&source, WeightType::ConvrotInt8 { group: 128 }, Container::Safetensors);
     assert!(group.map(drop).expect_err("refused").to_string().contains("power of 4"));
     let ids = from(&[("ids", Dtype::I64, vec![2], vec![0; 16])]);
     assert!(
@@ -236,7 +236,7 @@ fn values_that_do_not_fit_or_are_not_finite_are_errors() {
 fn cancelling_stops_between_rows() {
     let source = source();
     let cancel = Cancel::new();
-    let conversion = Conversion::plan(&source, Target::Blocks(DType::Q8_0), Container::Gguf).expect("planned");
+    let conversion = Conversion::plan(&source, WeightType::Blocks(DType::Q8_0), Container::Gguf).expect("planned");
     let mut bytes = Vec::new();
     let result = conversion.write(&mut bytes, &mut |_| cancel.cancel(), &cancel);
     assert!(matches!(result, Err(Error::Cancelled)));

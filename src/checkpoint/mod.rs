@@ -16,6 +16,7 @@ pub use names::Layout;
 pub use part::Part;
 
 use crate::adapter::Overlay;
+use crate::convert::WeightType;
 use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
 use serde_json::Value;
@@ -43,6 +44,7 @@ pub struct TensorInfo {
     storage: usize,
     start: usize,
     len: usize,
+    retyped: Option<DType>,
 }
 
 impl TensorInfo {
@@ -54,6 +56,18 @@ impl TensorInfo {
     /// Bytes in the file.
     pub fn byte_len(&self) -> usize {
         self.len
+    }
+
+    /// The element type that it has on the device, if it is a matrix: that of the file, unless [`Checkpoint::retyped`] says
+    /// otherwise.
+    ///
+    /// # Errors
+    /// As [`TensorInfo::weight`].
+    pub fn device(&self) -> Result<DType, CheckpointError> {
+        match self.retyped {
+            Some(dtype) => Ok(dtype),
+            None => self.weight(),
+        }
     }
 
     /// The element type, where kernels can use it as a weight.
@@ -180,6 +194,7 @@ impl Checkpoint {
                     storage: storages.len(),
                     start: entry.start,
                     len: entry.len,
+                    retyped: None,
                 };
                 if let Some(other) = tensors.insert(info.name.clone(), info) {
                     return Err(CheckpointError::Header {
@@ -205,6 +220,16 @@ impl Checkpoint {
             metadata,
             overlay: None,
         })
+    }
+
+    /// The same files with weights brought to the device in another type: matrices, and with a plain type filters too. What has
+    /// blocks or codes already keeps them where `target` is packed.
+    pub fn retyped(&self, target: WeightType) -> Self {
+        let mut new = self.clone();
+        for info in new.tensors.values_mut() {
+            info.retyped = target.on_load(info);
+        }
+        new
     }
 
     /// File name for messages.

@@ -29,6 +29,7 @@ impl Checkpoint {
                 file: file.clone(),
                 storage: new.storages.len(),
                 start: 0,
+                retyped: None,
             };
             new.tensors.insert(name, info);
             new.storages.push(Arc::new(Storage::Bytes(bytes.into())));

@@ -8,7 +8,7 @@ mod rows;
 mod rule;
 mod safetensors;
 
-pub use rule::{Fate, Target};
+pub use rule::{Fate, WeightType};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorInfo};
 use crate::engine::Cancel;
@@ -77,7 +77,7 @@ impl<'a> Conversion<'a> {
     ///
     /// # Errors
     /// If the container cannot hold the target, or a tensor has a type that it cannot hold.
-    pub fn plan(checkpoint: &'a Checkpoint, target: Target, container: Container) -> Result<Self> {
+    pub fn plan(checkpoint: &'a Checkpoint, target: WeightType, container: Container) -> Result<Self> {
         target.check(container)?;
         let mut tensors = Vec::new();
         for info in checkpoint.stored() {

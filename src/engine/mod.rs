@@ -15,6 +15,7 @@ pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage}
 use crate::adapter::Report;
 use crate::backend::Device;
 use crate::checkpoint::TensorInfo;
+use crate::convert::WeightType;
 use crate::diffusion::Guidance;
 use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
 use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
@@ -33,6 +34,9 @@ pub struct Engine {
     name: String,
     device_note: String,
     adapters: Report,
+    weight_type: Option<WeightType>,
+    /// What it left alone.
+    types: Option<String>,
 }
 
 /// More steps than any scheduler tells apart.
@@ -56,6 +60,7 @@ impl Engine {
         let policy = Policy {
             forced: options.kernels.clone(),
         };
+        let types = source.retype(options.weight_type);
         let adapters = source.adapt(&|_, info| stays_packed(info))?;
         let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
         Ok(Self {
@@ -64,6 +69,8 @@ impl Engine {
             name: source.name,
             device_note,
             adapters,
+            weight_type: options.weight_type,
+            types,
         })
     }
 
@@ -413,6 +420,7 @@ impl Engine {
             notes.push("--kernel is for GPUs: the CPU has one way of each operator".into());
         }
         notes.extend(self.adapters.notes());
+        notes.extend(self.types.clone());
         let trained = &self.defaults.only_size;
         if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
             notes.push(format!(
@@ -442,6 +450,9 @@ impl Engine {
         {
             list.push(("vae_dtype", storage.to_string()));
         }
+        if let Some(target) = self.weight_type {
+            list.push(("type", target.to_string()));
+        }
         if !self.adapters.files.is_empty() {
             list.push(("lora", self.adapters.summary()));
             list.push(("lora_apply", self.adapters.how().to_owned()));
@@ -458,9 +469,9 @@ impl Engine {
     }
 }
 
-/// Whether a weight is on the device as it is in the file, in blocks or codes.
+/// Whether a weight is in blocks or codes on the device.
 fn stays_packed(info: &TensorInfo) -> bool {
-    info.shape.len() == 2 && info.weight().is_ok_and(DType::is_packed)
+    info.shape.len() == 2 && info.device().is_ok_and(DType::is_packed)
 }
 
 /// The device, why it is this one, and how it stores activations.

@@ -169,6 +169,20 @@ pub enum CheckpointError {
         /// Element types that would do.
         wanted: String,
     },
+    /// A quantised layer whose parts or marker do not say how its codes are to be read.
+    #[error("{file}: quantised layer `{name}`: {key} is {value}; wanted {accepted}")]
+    Quantised {
+        /// File name.
+        file: String,
+        /// Layer or tensor.
+        name: String,
+        /// Key of the marker, or part of the layer.
+        key: String,
+        /// What it is.
+        value: String,
+        /// What would be accepted.
+        accepted: String,
+    },
     /// A weight is NaN or infinite.
     #[error("{file}: `{name}` holds a NaN or infinity at element {index}; the file is damaged, download it again")]
     NonFinite {

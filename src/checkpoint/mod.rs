@@ -8,12 +8,14 @@ mod names;
 mod open;
 mod overlay;
 mod part;
+mod quantised;
 mod safetensors;
 
 pub use crate::error::CheckpointError;
 pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
+pub use quantised::Int8Layer;
 
 use crate::adapter::Overlay;
 use crate::convert::WeightType;
@@ -45,6 +47,9 @@ pub struct TensorInfo {
     start: usize,
     len: usize,
     retyped: Option<DType>,
+    /// How often the bytes come in a row: more than once for the one scale of all rows.
+    repeat: usize,
+    int8: Option<Arc<Int8Layer>>,
 }
 
 impl TensorInfo {
@@ -68,6 +73,16 @@ impl TensorInfo {
             Some(dtype) => Ok(dtype),
             None => self.weight(),
         }
+    }
+
+    /// How the codes of an int8 layer are to be read; `None` for any other tensor.
+    pub fn int8(&self) -> Option<&Int8Layer> {
+        self.int8.as_deref()
+    }
+
+    /// Whether it is the weight of an int8 layer, rotated or not: codes that no other quantised type may replace.
+    pub fn is_int8_tensorwise(&self) -> bool {
+        self.int8.is_some()
     }
 
     /// The element type, where kernels can use it as a weight.
@@ -195,6 +210,8 @@ impl Checkpoint {
                     start: entry.start,
                     len: entry.len,
                     retyped: None,
+                    repeat: 1,
+                    int8: None,
                 };
                 if let Some(other) = tensors.insert(info.name.clone(), info) {
                     return Err(CheckpointError::Header {
@@ -208,7 +225,9 @@ impl Checkpoint {
             config = config.or(source.config);
         }
         let stored = tensors.values().cloned().collect();
+        let tensors = quantised::gather(name, tensors, &storages)?;
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
+        let tensors = quantised::add_scales(name, tensors)?;
         Ok(Self {
             name: name.to_owned(),
             storages,
@@ -328,7 +347,7 @@ impl Checkpoint {
     }
 
     /// The tensor that a graph means by `name`, and which [`Part`] of it, if not all.
-    fn find(&self, name: &str) -> Result<(&TensorInfo, Option<Part>), CheckpointError> {
+    pub(super) fn find(&self, name: &str) -> Result<(&TensorInfo, Option<Part>), CheckpointError> {
         match Part::parse(name) {
             Some(part) if self.get(name).is_none() => Ok((self.info(&part.name)?, Some(part))),
             _ => Ok((self.info(name)?, None)),
@@ -344,20 +363,24 @@ impl Checkpoint {
         let (info, part) = self.find(name)?;
         let dtype = info.weight()?;
         let bytes = self.stored_bytes(info)?;
+        let bytes = match info.repeat {
+            1 => Cow::Borrowed(bytes),
+            n => Cow::Owned(bytes.repeat(n)),
+        };
         let Some(part) = part else {
-            return Ok((dtype, Cow::Borrowed(bytes)));
+            return Ok((dtype, bytes));
         };
         self.part_shape(info, &part)?;
         // Blocks cannot be cut.
         let step: usize = info.shape[part.axis + 1..].iter().product();
         Ok(match step.is_multiple_of(dtype.block().0) {
-            true => (dtype, Cow::Owned(part.cut(info, bytes))),
-            false => (DType::F32, Cow::Owned(part.cut(info, &as_f32(dtype, bytes)))),
+            true => (dtype, Cow::Owned(part.cut(info, &bytes))),
+            false => (DType::F32, Cow::Owned(part.cut(info, &as_f32(dtype, &bytes)))),
         })
     }
 
     /// As [`Checkpoint::raw`], of rows along the first axis only, that are to become `wanted`; a tensor without axes is one row.
-    fn raw_rows(
+    pub(super) fn raw_rows(
         &self,
         name: &str,
         rows: &Range<usize>,
@@ -365,12 +388,8 @@ impl Checkpoint {
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         let (dtype, bytes) = self.raw(name)?;
         if dtype == DType::I8 && wanted != DType::I8 {
-            return Err(CheckpointError::DType {
-                file: self.name.clone(),
-                name: name.to_owned(),
-                found: "I8 codes without scales".into(),
-                wanted: wanted.to_string(),
-            });
+            let (ty, values) = self.reconstruct(name, rows.clone())?;
+            return Ok((ty, Cow::Owned(bytemuck::cast_slice(&values).to_vec())));
         }
         let mut shape = self.shape_of(name)?;
         let (dtype, bytes) = match Shape::from(shape.get(1..).unwrap_or_default()).count() {
@@ -410,6 +429,9 @@ impl Checkpoint {
         if let Some(patched) = self.patched(name, &rows, dtype)? {
             return Ok(Cow::Owned(patched.to_dtype(dtype).to_bytes()));
         }
+        if self.reconstructs(name, dtype)? {
+            return Ok(Cow::Owned(self.reconstructed_bytes(name, dtype, rows)?));
+        }
         let (ty, bytes) = self.raw_rows(name, &rows, dtype)?;
         if ty.dtype != dtype {
             return Ok(Cow::Owned(Tensor::from_bytes(ty, &bytes).to_dtype(dtype).to_bytes()));
@@ -426,7 +448,7 @@ impl Checkpoint {
         })
     }
 
-    fn shape_of(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
+    pub(super) fn shape_of(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
         Ok(match self.find(name)? {
             (info, Some(part)) => self.part_shape(info, &part)?.to_vec(),
             (info, None) => info.shape.to_vec(),

@@ -30,6 +30,8 @@ impl Checkpoint {
                 storage: new.storages.len(),
                 start: 0,
                 retyped: None,
+                repeat: 1,
+                int8: None,
             };
             new.tensors.insert(name, info);
             new.storages.push(Arc::new(Storage::Bytes(bytes.into())));

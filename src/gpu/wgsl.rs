@@ -43,6 +43,7 @@ pub(crate) use wgsl;
 
 /// Files that others `use`. A file `slot/NAME/CHOICE` is one choice for slot NAME.
 pub const LIBRARY: &[WgslFile] = &[
+    wgsl!("lib/butterfly"),
     wgsl!("lib/bytes"),
     wgsl!("lib/codes_affine"),
     wgsl!("lib/codes_offset"),
@@ -78,6 +79,8 @@ pub const LIBRARY: &[WgslFile] = &[
     wgsl!("slot/combine/swiglu"),
     wgsl!("slot/elem/f16"),
     wgsl!("slot/elem/f32"),
+    wgsl!("slot/four/packed"),
+    wgsl!("slot/four/unpacked"),
     wgsl!("slot/from/f16"),
     wgsl!("slot/from/f32"),
     wgsl!("slot/gain/none"),

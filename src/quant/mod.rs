@@ -9,6 +9,7 @@
 //! On the device, blocks of `4 n` bytes lie as in the file. Blocks of `4 n + 2` bytes would start within a word, so they lie in
 //! pairs: a word with the two `f16` scales, then the rest of both blocks. That takes the same number of bytes and keeps every bit.
 
+pub mod convrot;
 mod k_scales;
 mod q2_k;
 mod q3_k;

@@ -15,7 +15,7 @@ use crate::tensor::Shape;
 use std::collections::BTreeMap;
 use std::fmt;
 
-type Tensors = BTreeMap<String, TensorInfo>;
+pub(super) type Tensors = BTreeMap<String, TensorInfo>;
 
 /// How a file names its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use rotile::checkpoint::Checkpoint;
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Request, Source};
 use rotile::error::AdapterError;
 use rotile::models::{Role, Vae};
+use rotile::ops::{Act, Epilogue};
 use rotile::tensor::DType;
 use std::process::Command;
 use std::sync::Arc;
@@ -280,6 +281,54 @@ fn dense_differences_in_half_precision() {
             let want: Vec<f32> = (0..3).map(|i| column(i) as f32).collect();
             let got: Vec<f32> = (0..3).map(|i| got[i * 256 + j]).collect();
             assert!(worst(&got, &want) < 2e-3, "row {j}: {got:?} {want:?}");
+        }
+    }
+}
+
+/// All that may follow a sum, after the adapters' part of it, in both types of activations.
+#[test]
+fn activations_gates_and_residuals_come_last() {
+    const NAME: &str = "layers.0.adaLN_modulation.0";
+    const N: usize = 1024;
+    let base = single("transformer", &[]);
+    let own = values(&base, &format!("{NAME}.weight")).data;
+    let bias = values(&base, &format!("{NAME}.bias")).data;
+    let (x, residual, gate) = (
+        random("x", &[3, 256]),
+        random("residual", &[3, N]),
+        random("gate", &[N]),
+    );
+    let inputs = [("x", &x), ("residual", &residual), ("gate", &gate)];
+    for kind in [LORA, Kind::Dora { rank: 2, rows: true }, Kind::LokrLow { rank: 2 }] {
+        let made = Made::new(kind, &[N, 256], "x");
+        let (new, _) = with(
+            &base,
+            Role::Transformer,
+            &[adapter("lora", &[(NAME, &made)], 1.0)],
+            Apply::Runtime,
+        );
+        let change = made.change(&own, 1.0);
+        let want = (0..3 * N).map(|at| {
+            let (i, j) = (at / N, at % N);
+            let weight = |k: usize| f64::from(own[j * 256 + k]) + change[j * 256 + k];
+            let sum: f64 = (0..256).map(|k| f64::from(x.data[i * 256 + k]) * weight(k)).sum();
+            let v = sum + f64::from(bias[j]);
+            (f64::from(residual.data[at]) + f64::from(gate.data[j]) * v / (1.0 + (-v).exp())) as f32
+        });
+        let want: Vec<f32> = want.collect();
+        for device in devices() {
+            for &dtype in device.dtypes() {
+                let got = run(&device, &new, &inputs, |g, w, v| {
+                    let v = v.iter().map(|&v| g.cast(v, dtype)).collect::<Result<Vec<_>, _>>()?;
+                    let epilogue = Epilogue::default().act(Act::Silu).residual(v[1]).gate(v[2]);
+                    let y = rotile::models::blocks::linear_bias(g, &w.at(NAME), v[0], N, epilogue)?;
+                    Ok(g.cast(y, DType::F32)?)
+                });
+                let limit = if dtype == DType::F16 { 5e-3 } else { LIMIT };
+                let error = worst(&got, &want);
+                eprintln!("{kind:?}, {dtype} on {}: {error:.1e}", device.name());
+                assert!(error <= limit, "{kind:?}, {dtype} on {}: {error:.1e}", device.name());
+            }
         }
     }
 }

@@ -242,3 +242,30 @@ fn cancelling_stops_between_rows() {
     assert!(matches!(result, Err(Error::Cancelled)));
     assert!((bytes.len() as u64) < conversion.byte_len());
 }
+
+#[test]
+fn int8_layers_become_plain_again() {
+    let source = source();
+    let int8 = write(&source, "convrot-int8", Container::Safetensors).expect("converts");
+    let int8 = Checkpoint::from_bytes("int8.safetensors", int8.into()).expect("reads back");
+    for (to, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
+        let bytes = write(&int8, to, Container::Safetensors).expect("converts back");
+        let plain = Checkpoint::from_bytes("plain.safetensors", bytes.into()).expect("reads back");
+        assert_eq!(plain.tensors().len(), 6, "scales and markers are gone");
+        for info in plain.tensors() {
+            let want = int8.load(&info.name, dtype).expect("there").to_dtype(DType::F32).data;
+            assert_eq!(values(&plain, &info.name), want, "{to} {}", info.name);
+        }
+    }
+    // What is int8 stays as it is, to the byte.
+    let again = write(&int8, "convrot-int8", Container::Safetensors).expect("converts");
+    let again = Checkpoint::from_bytes("again.safetensors", again.into()).expect("reads back");
+    for name in ["layers.0.w1.weight", "layers.0.w2.weight"] {
+        let codes = |c: &Checkpoint| c.load(name, DType::I8).expect("codes").blocks;
+        assert_eq!(codes(&again), codes(&int8));
+    }
+    let blocks = write(&int8, "q8_0", Container::Gguf)
+        .expect_err("GGUF has no int8 rows")
+        .to_string();
+    assert!(blocks.contains("f16 first"), "{blocks}");
+}

@@ -224,8 +224,11 @@ impl Checkpoint {
             metadata = metadata.or(source.metadata);
             config = config.or(source.config);
         }
-        let stored = tensors.values().cloned().collect();
+        let mut stored: Vec<_> = tensors.values().cloned().collect();
         let tensors = quantised::gather(name, tensors, &storages)?;
+        for info in &mut stored {
+            info.int8 = tensors.get(&info.name).and_then(|gathered| gathered.int8.clone());
+        }
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
         let tensors = quantised::add_scales(name, tensors)?;
         Ok(Self {
@@ -305,6 +308,9 @@ impl Checkpoint {
     /// # Errors
     /// If the file is only described, or the rows hold a NaN or infinity, or are no floats.
     pub(crate) fn stored_rows(&self, info: &TensorInfo, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        if let Some(int8) = info.int8() {
+            return self.stored_int8_rows(info, int8, rows);
+        }
         let dtype = info.weight()?;
         let bytes = self.stored_bytes(info)?;
         let (dtype, bytes) = match Shape::from(info.shape.get(1..).unwrap_or_default()).count() {

@@ -80,7 +80,12 @@ impl<'a> Conversion<'a> {
     pub fn plan(checkpoint: &'a Checkpoint, target: WeightType, container: Container) -> Result<Self> {
         target.check(container)?;
         let mut tensors = Vec::new();
-        for info in checkpoint.stored() {
+        let stored = checkpoint.stored();
+        // Said of the weight, not of the marker that comes before it.
+        for info in stored.iter().filter(|info| info.is_int8_tensorwise()) {
+            rule::decide(info, target, container)?;
+        }
+        for info in stored.iter().filter(|info| !rule::is_spent(info, stored, target)) {
             let (fate, reason) = rule::decide(info, target, container)?;
             tensors.push(Planned { info, fate, reason });
         }

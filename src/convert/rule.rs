@@ -146,6 +146,22 @@ impl fmt::Display for Fate {
     }
 }
 
+/// Scales and markers of int8 layers that become plain have no use any more.
+pub(super) fn is_spent(info: &TensorInfo, all: &[TensorInfo], target: WeightType) -> bool {
+    let layer = ["_scale", ".comfy_quant"]
+        .iter()
+        .find_map(|end| info.stored.strip_suffix(end));
+    let weight = layer.map(|layer| match layer.ends_with(".weight") {
+        true => layer.to_owned(),
+        false => format!("{layer}.weight"),
+    });
+    matches!(target, WeightType::Plain(_))
+        && weight.is_some_and(|weight| {
+            all.iter()
+                .any(|other| other.stored == weight && other.is_int8_tensorwise())
+        })
+}
+
 /// The marker of a rotated layer, as ComfyUI writes it.
 pub(super) fn marker(group: usize) -> String {
     format!("{{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": {group}}}")
@@ -160,7 +176,13 @@ pub(super) fn decide(info: &TensorInfo, target: WeightType, container: Container
         };
     };
     if from == DType::I8 {
-        return Err(unusable(info, "F32, F16, BF16 or blocks"));
+        return match (target, info.int8(), container) {
+            (WeightType::Plain(dtype), Some(_), _) => Ok((Fate::Becomes(dtype), None)),
+            (_, _, Container::Safetensors) => {
+                Ok((Fate::Kept, Some("is int8 already: once more would only lose".into())))
+            }
+            _ => Err(unusable(info, "F32, F16, BF16 or blocks; convert it to f16 first")),
+        };
     }
     let kept = |reason: String| (Fate::Kept, Some(reason));
     let become_plain = |dtype| match from == dtype {

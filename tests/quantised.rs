@@ -127,7 +127,8 @@ fn table(count: usize) {
                 .collect();
             let mean = |of: fn(&Comparison) -> f64| found.iter().map(of).sum::<f64>() / count as f64;
             let worst = |of: fn(&Comparison) -> f64| found.iter().map(of).fold(f64::INFINITY, f64::min);
-            let (psnr, ssim): (fn(&Comparison) -> f64, fn(&Comparison) -> f64) = (|c| c.psnr, |c| c.ssim);
+            let psnr = |c: &Comparison| c.psnr;
+            let ssim = |c: &Comparison| c.ssim;
             println!(
                 "{:<24} {on:<4} {:>9.2} {:>9.2} {:>9.4} {:>9.4}",
                 path.name,

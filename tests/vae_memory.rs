@@ -41,7 +41,7 @@ const FAMILIES: [(&str, &str); 8] = [
 
 const SIDES: [usize; 3] = [512, 1024, 2048];
 
-const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/diffusion/vae_memory.md");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/diffusion/vae/memory.md");
 
 /// A description of published shapes.
 fn description(name: &str) -> String {
@@ -166,21 +166,33 @@ fn memory_table() {
     if documented != table {
         let new = concat!(env!("CARGO_TARGET_TMPDIR"), "/vae_memory.md");
         std::fs::write(new, &table).expect("written");
-        panic!("the table has changed: if that is right, copy {new} to src/diffusion/vae_memory.md");
+        panic!("the table has changed: if that is right, copy {new} to src/diffusion/vae/memory.md");
     }
 }
 
-/// Allocates what a half takes at a size, without running it: bytes planned, in buffers, and as the driver's allocator says.
+/// Allocates what a half takes at a size, without running it: bytes planned, in buffers, and as the driver's allocator says. Where it
+/// runs in tiles, that is their largest session.
 fn allocate(device: &Device, (vae, weights): &(Vae, Weights), side: Side, pixels: usize) -> (u64, u64, Option<u64>) {
-    let graph = task(side, pixels / vae.factor())
-        .graph(vae, weights, DType::F32)
-        .expect("builds");
+    let (policy, latent) = (Policy::default(), pixels / vae.factor());
     let driver = || match device {
         Device::Gpu(gpu) => gpu.allocated_bytes(),
         Device::Cpu(_) => None,
     };
+    let half = Half { vae, weights, side };
+    let planner = Planner::of(device, &policy);
+    let found = route(half, [latent; 2], DType::F32, planner, None, Room::here(None)).unwrap_or_else(|e| panic!("{e}"));
     let before = driver();
-    let session = block_on(device.prepare(&graph, weights, &Policy::default())).unwrap_or_else(|e| panic!("{e}"));
+    let session = match found {
+        Route::Whole => {
+            let graph = task(side, latent).graph(vae, weights, DType::F32).expect("builds");
+            block_on(device.prepare(&graph, weights, &policy))
+        }
+        Route::Tiled(schedule, note) => {
+            println!("{note}");
+            block_on(schedule.reserve(half, (device, &policy)))
+        }
+    };
+    let session = session.unwrap_or_else(|e| panic!("{e}"));
     let driver = driver().zip(before).map(|(after, before)| after - before);
     (session.planned().total(), session.allocated().total(), driver)
 }

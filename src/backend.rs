@@ -200,7 +200,7 @@ pub(crate) fn find_input(plan: &Plan, name: &str, tensor: &Tensor) -> Result<usi
             tensor.ty
         )));
     }
-    if tensor.data.len() != wanted.count() {
+    if tensor.blocks.is_empty() && tensor.data.len() != wanted.count() {
         let (values, wanted) = (tensor.data.len(), wanted.count());
         return Err(Error::Request(format!(
             "input `{name}` has {values} values for {wanted} elements"

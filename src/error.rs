@@ -28,6 +28,9 @@ pub enum Error {
     /// A picture file cannot be read or written.
     #[error(transparent)]
     Media(#[from] MediaError),
+    /// An adapter does not fit the model.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// A request that cannot be carried out as asked.
     #[error("{0}")]
     Request(String),
@@ -114,8 +117,8 @@ pub enum CheckpointError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// The header is not valid.
-    #[error("{file}: not a valid safetensors header: {reason}")]
+    /// What the file says of its tensors is not valid.
+    #[error("{file}: not a valid safetensors or GGUF header: {reason}")]
     Header {
         /// File name.
         file: String,
@@ -165,6 +168,20 @@ pub enum CheckpointError {
         found: String,
         /// Element types that would do.
         wanted: String,
+    },
+    /// A quantised layer whose parts or marker do not say how its codes are to be read.
+    #[error("{file}: quantised layer `{name}`: {key} is {value}; wanted {accepted}")]
+    Quantised {
+        /// File name.
+        file: String,
+        /// Layer or tensor.
+        name: String,
+        /// Key of the marker, or part of the layer.
+        key: String,
+        /// What it is.
+        value: String,
+        /// What would be accepted.
+        accepted: String,
     },
     /// A weight is NaN or infinite.
     #[error("{file}: `{name}` holds a NaN or infinity at element {index}; the file is damaged, download it again")]
@@ -350,4 +367,63 @@ pub enum MediaError {
     /// Two pictures differ in size.
     #[error("cannot compare {0}x{1} with {2}x{3}")]
     Sizes(u32, u32, u32, u32),
+}
+
+/// An adapter, such as a LoRA, that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdapterError {
+    /// The file cannot be read, or one of its tensors cannot.
+    #[error(transparent)]
+    Checkpoint(Box<CheckpointError>),
+    /// A tensor does not fit the weight that it names.
+    #[error("{file}: `{name}` has shape {found}, wanted {wanted}. Is it for another model?")]
+    Shape {
+        /// Adapter file.
+        file: String,
+        /// Tensor in it.
+        name: String,
+        /// Its shape.
+        found: Shape,
+        /// What would fit, and the weight that says so.
+        wanted: String,
+    },
+    /// A module of an adapter lacks a tensor that its kind needs.
+    #[error("{file}: the adapter of `{module}` lacks its part {missing}; the file is incomplete, download it again")]
+    Incomplete {
+        /// Adapter file.
+        file: String,
+        /// Module of the model.
+        module: String,
+        /// What is not there.
+        missing: String,
+    },
+    /// Nothing in the file has a place in the model.
+    #[error(
+        "{file}: none of its {count} modules (first: `{first}`) is one of this model's; it is no adapter, or one for another model"
+    )]
+    NothingMatched {
+        /// Adapter file.
+        file: String,
+        /// Modules in it.
+        count: usize,
+        /// The first of them.
+        first: String,
+    },
+    /// The weight in the mix is no number.
+    #[error("{file}: the weight of an adapter must be finite, not {weight}")]
+    Weight {
+        /// Adapter file.
+        file: String,
+        /// Weight asked for.
+        weight: f32,
+    },
+    /// Model code uses a layer in a way that its adapter cannot follow.
+    #[error("{file}: the adapter of `{module}` cannot be added at run time; use --lora-apply immediately")]
+    NotReached {
+        /// Checkpoint.
+        file: String,
+        /// Module of the model.
+        module: String,
+    },
 }

@@ -1,10 +1,11 @@
 //! The graph that model code builds: a list of nodes in order, each an op over earlier values.
 
 use crate::checkpoint::{CheckpointError, Part, Weights};
-use crate::error::{Result, ShapeError};
+use crate::error::{AdapterError, Result, ShapeError};
 use crate::models::TileNorms;
 use crate::op::Op;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -55,6 +56,7 @@ pub struct Graph {
     taps: bool,
     norms: usize,
     tile: Option<(TileNorms, Option<Value>)>,
+    reached: BTreeSet<String>,
 }
 
 impl Graph {
@@ -70,6 +72,7 @@ impl Graph {
             taps: false,
             norms: 0,
             tile: None,
+            reached: BTreeSet::new(),
         }
     }
 
@@ -205,6 +208,12 @@ impl Graph {
             .into());
         }
         shape[axis] = range.len();
+        // Rows are whole blocks, parts of them are not.
+        let dtype = if dtype.is_blocks() && axis > 0 {
+            DType::F32
+        } else {
+            dtype
+        };
         let part = Part { name, axis, range };
         Ok(self.define(TensorType::new(dtype, shape), Source::Weight(part.to_string())))
     }
@@ -219,8 +228,21 @@ impl Graph {
         Ok(self.define(TensorType::new(DType::F32, [len]), Source::Weight(full)))
     }
 
+    /// Notes that the layer at `path` adds what adapters add to its output.
+    pub(crate) fn reach(&mut self, path: &str) {
+        self.reached.insert(path.to_owned());
+    }
+
     fn look_up(&self, weights: &Weights, name: &str, wanted: &Shape) -> Result<(String, DType)> {
         let info = weights.info(name)?;
+        // An adapter must not be lost in silence.
+        if let Some(module) = info.name.strip_suffix(".weight")
+            && weights.checkpoint().site(module).is_some()
+            && !self.reached.contains(module)
+        {
+            let (file, module) = (weights.checkpoint().name().to_owned(), module.to_owned());
+            return Err(AdapterError::NotReached { file, module }.into());
+        }
         if info.shape != *wanted {
             return Err(CheckpointError::Shape {
                 file: weights.checkpoint().name().to_owned(),
@@ -230,7 +252,7 @@ impl Graph {
             }
             .into());
         }
-        let dtype = info.weight()?;
+        let dtype = info.device()?;
         if dtype == DType::I8 {
             return Err(CheckpointError::DType {
                 file: weights.checkpoint().name().to_owned(),
@@ -240,8 +262,8 @@ impl Graph {
             }
             .into());
         }
-        // Only matmul and embedding read packed weights.
-        let keep = !dtype.is_packed() || wanted.len() == 2;
+        // Only matmul and embedding read packed weights, and only rows of whole blocks.
+        let keep = !dtype.is_packed() || (wanted.len() == 2 && wanted.last().is_multiple_of(dtype.block().0));
         Ok((info.name.clone(), if keep { dtype } else { DType::F32 }))
     }
 

@@ -33,7 +33,8 @@
 //! | [`backend`] | [`Device`](backend::Device) and [`Session`](backend::Session): a graph, ready to run on a GPU or the CPU |
 //! | [`plan`] | order, ways, shared buffers: every byte known before anything is allocated |
 //! | [`ops`], [`op`] | the operators: shape rule, kernels, reference and test cases of each in one file |
-//! | [`checkpoint`] | safetensors files and folders, mapped or from bytes |
+//! | [`adapter`] | LoRA and its kin on a checkpoint |
+//! | [`checkpoint`] | safetensors and GGUF files and folders, mapped or from bytes |
 //!
 //! # Failures
 //!
@@ -46,8 +47,10 @@
 //! - `scenes-tiny` (default): embeds a small trained text-to-image model, 23 MB, as the default.
 //! - `cli` (default): the `rotile` binary.
 
+pub mod adapter;
 pub mod backend;
 pub mod checkpoint;
+pub mod convert;
 pub mod cpu;
 pub mod diffusion;
 pub mod engine;

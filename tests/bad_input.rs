@@ -96,7 +96,7 @@ const DAMAGES: &[Damage] = &[
             "text_encoder",
             "`layers.1.input_layernorm.weight`",
             "I16",
-            "F32, F16 or BF16",
+            "F32, F16, BF16",
         ],
     ),
     (
@@ -544,7 +544,7 @@ fn the_binary_refuses_before_it_computes_and_leaves_nothing() {
         (1, "empty.png: not a PNG, JPEG or WebP", "encode ../in/empty.png"),
         (1, "../in: Is a directory", "generate a --init-image ../in"),
         (1, "empty.safetensors: truncated", "decode ../in/empty.safetensors"),
-        (1, "no .safetensors file", "inspect ../in/../out"),
+        (1, "no .safetensors or .gguf file", "inspect ../in/../out"),
         (1, "/no: No such file", "inspect /no"),
         (2, "96 and 112", "inspect --width 100"),
         (2, "pixels", "inspect --width 4294967280 --height 4294967280"),

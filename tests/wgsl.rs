@@ -22,6 +22,7 @@ fn variants() -> BTreeMap<String, Variant> {
     let rich = Caps {
         f16: true,
         subgroups: true,
+        packed_dot: true,
         subgroup_size: (32, 32),
         workgroup_memory: 32_768,
         workgroup_invocations: 1024,

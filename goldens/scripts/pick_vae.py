@@ -48,4 +48,5 @@ def main(fixtures, reference):
             files[file.name] = made
         (target / "original.json").write_text(json.dumps(files, separators=(",", ":"), sort_keys=True).replace("],", "],\n") + "\n")
 
-main(*map(pathlib.Path, sys.argv[1:]))
+if __name__ == "__main__":
+    main(*map(pathlib.Path, sys.argv[1:]))

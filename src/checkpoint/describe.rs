@@ -46,6 +46,8 @@ impl Checkpoint {
             file: name.to_owned(),
             storage: Storage::Absent,
             entries,
+            metadata: None,
+            config: None,
         };
         Ok(Self::assemble(name, vec![source])?.with_config(description.config))
     }

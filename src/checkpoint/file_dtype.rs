@@ -1,3 +1,4 @@
+use super::gguf;
 use crate::tensor::DType;
 use std::fmt;
 
@@ -39,7 +40,10 @@ impl fmt::Display for FileDType {
         match self {
             Self::Weight(dtype) => f.write_str(&dtype.name().to_uppercase()),
             Self::Other(dtype) => write!(f, "{dtype:?}"),
-            Self::Ggml(number) => write!(f, "ggml type {number}"),
+            Self::Ggml(number) => match gguf::type_name(*number) {
+                Some(name) => f.write_str(name),
+                None => write!(f, "ggml type {number}"),
+            },
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Files and folders: memory-mapped, so that a model larger than memory opens at once.
 
-use super::{Checkpoint, CheckpointError, Source, Storage, safetensors};
+use super::{Checkpoint, CheckpointError, Source, Storage};
 use memmap2::Mmap;
 use serde::Deserialize;
 use serde_json::Value;
@@ -18,7 +18,7 @@ struct Index {
 }
 
 impl Checkpoint {
-    /// Opens a `.safetensors` file, the `.safetensors.index.json` of a sharded one, a folder with either, or a header-only
+    /// Opens a safetensors or GGUF file, the `.safetensors.index.json` of a sharded one, a folder with one of them, or a header-only
     /// description (see [`Checkpoint::describe`]). A `config.json` beside the weights is kept.
     ///
     /// # Errors
@@ -73,7 +73,7 @@ fn find(folder: &Path) -> Result<PathBuf, CheckpointError> {
             }
         }
     }
-    for ending in [INDEX, ".safetensors"] {
+    for ending in [INDEX, ".safetensors", ".gguf"] {
         let candidates: Vec<_> = names.iter().filter(|n| n.ends_with(ending)).collect();
         match candidates[..] {
             [] => {}
@@ -88,7 +88,7 @@ fn find(folder: &Path) -> Result<PathBuf, CheckpointError> {
     }
     Err(invalid(
         folder,
-        "no .safetensors file and no .safetensors.index.json in this folder",
+        "no .safetensors or .gguf file and no .safetensors.index.json in this folder",
     ))
 }
 
@@ -130,17 +130,12 @@ fn map(path: &Path) -> Result<Source, CheckpointError> {
     let length = handle.metadata().map_err(|e| io(path, e))?.len();
     if length == 0 {
         // Empty files cannot be mapped.
-        safetensors::read(&file, &[])?;
+        return Source::read(&file, Storage::Static(&[]));
     }
     #[expect(
         unsafe_code,
         reason = "mapping is unsafe since another process may change the file; its bytes are only read"
     )]
     let map = unsafe { Mmap::map(&handle) }.map_err(|e| io(path, e))?;
-    let entries = safetensors::read(&file, &map)?;
-    Ok(Source {
-        file,
-        storage: Storage::Mapped(map),
-        entries,
-    })
+    Source::read(&file, Storage::Mapped(map))
 }

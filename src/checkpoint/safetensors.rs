@@ -3,6 +3,8 @@
 use super::{CheckpointError, FileDType};
 use crate::tensor::Shape;
 use ::safetensors::tensor::Metadata;
+use serde::Deserialize;
+use std::collections::BTreeMap;
 
 /// The format's own limit on headers.
 const MAX_HEADER: u64 = 100_000_000;
@@ -62,4 +64,16 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<Vec<Entry>, CheckpointErr
             len: info.data_offsets.1 - info.data_offsets.0,
         })
         .collect())
+}
+
+/// A text of the header's `__metadata__`, if the bytes begin with a header that has it.
+pub(super) fn note(bytes: &[u8], key: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Notes {
+        __metadata__: BTreeMap<String, String>,
+    }
+    let length = u64::from_le_bytes(*bytes.first_chunk()?);
+    let end = LENGTH.checked_add(usize::try_from(length).ok()?)?;
+    let mut notes: Notes = serde_json::from_slice(bytes.get(LENGTH..end)?).ok()?;
+    notes.__metadata__.remove(key)
 }

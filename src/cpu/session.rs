@@ -97,6 +97,7 @@ impl CpuSession {
         for (name, tensor) in inputs {
             let index = find_input(&self.plan, name, tensor)?;
             self.inputs[index].data.clone_from(&tensor.data);
+            self.inputs[index].blocks.clone_from(&tensor.blocks);
         }
         self.compute();
         let data = |output: &Output| self.view(output.place, &output.ty).data.to_vec();
@@ -158,19 +159,22 @@ impl CpuSession {
     }
 
     fn view<'a>(&'a self, place: Place, ty: &'a TensorType) -> View<'a> {
-        let data = match place {
-            Place::Shared(i) => &self.buffers[i],
-            Place::Input(i) => &self.inputs[i].data,
-            Place::Constant(i) => &self.plan.constants[i].data,
-            Place::Weight(i, _) => {
-                let Tensor { data, blocks, .. } = &self.weights[i].storage;
-                return View { ty, data, blocks };
+        let tensor = match place {
+            Place::Shared(i) => {
+                return View {
+                    ty,
+                    data: &self.buffers[i][..ty.count()],
+                    blocks: &[],
+                };
             }
+            Place::Input(i) => &self.inputs[i],
+            Place::Constant(i) => &self.plan.constants[i],
+            Place::Weight(i, _) => &self.weights[i].storage,
         };
         View {
             ty,
-            data: &data[..ty.count()],
-            blocks: &[],
+            data: &tensor.data,
+            blocks: &tensor.blocks,
         }
     }
 }

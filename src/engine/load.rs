@@ -1,8 +1,11 @@
-use crate::checkpoint::{Checkpoint, Weights};
+use crate::adapter::{self, Adapter, Apply, Report};
+use crate::checkpoint::{Checkpoint, TensorInfo, Weights};
+use crate::convert::WeightType;
 use crate::diffusion::pipeline::Parts;
 use crate::diffusion::scheduler::Scheduler;
 use crate::error::{CheckpointError, Result};
-use crate::models::Vae;
+use crate::models::{Role, Vae};
+use crate::tensor::DType;
 use crate::text::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
@@ -68,6 +71,10 @@ pub struct Source {
     pub parts: Parts,
     /// The defaults.
     pub defaults: Defaults,
+    /// Adapters, all at once.
+    pub adapters: Vec<Adapter>,
+    /// When they do their work.
+    pub apply: Apply,
 }
 
 /// The files of a model in memory: what a browser has fetched.
@@ -88,6 +95,44 @@ pub struct Memory {
 }
 
 impl Source {
+    /// The same model with adapters, such as LoRAs.
+    pub fn with_adapters(self, adapters: Vec<Adapter>, apply: Apply) -> Self {
+        Self {
+            adapters,
+            apply,
+            ..self
+        }
+    }
+
+    /// Brings weights of the transformer and of the text encoder to the device in another type. What is said of layers that keep
+    /// theirs.
+    pub(super) fn retype(&mut self, target: Option<WeightType>) -> Option<String> {
+        let target = target?;
+        let mut kept = 0;
+        for part in [&mut self.parts.transformer, &mut self.parts.text_encoder] {
+            let int8 = part.tensors().filter(|info| info.dtype.weight() == Some(DType::I8));
+            kept += int8.filter(|info| target.on_load(info).is_none()).count();
+            *part = Arc::new(part.retyped(target));
+        }
+        (kept > 0).then(|| format!("{kept} int8 layers keep their type: they are not quantised twice"))
+    }
+
+    /// Puts the adapters on the parts; `packed` says which weights stay packed on the device.
+    pub(super) fn adapt(&mut self, packed: &dyn Fn(Role, &TensorInfo) -> bool) -> Result<Report> {
+        if self.adapters.is_empty() {
+            return Ok(Report::default());
+        }
+        let parts = &mut self.parts;
+        let mut list = [
+            (Role::Transformer, parts.transformer.clone()),
+            (Role::TextEncoder, parts.text_encoder.clone()),
+            (Role::Autoencoder, parts.vae.clone()),
+        ];
+        let report = adapter::apply(&mut list, &self.adapters, self.apply, packed)?;
+        [parts.transformer, parts.text_encoder, parts.vae] = list.map(|(_, part)| part);
+        Ok(report)
+    }
+
     /// A model whose files are in memory.
     ///
     /// # Errors
@@ -168,6 +213,8 @@ impl Source {
                 scheduler: Scheduler::from_config(scheduler, &format!("{name}/scheduler_config.json"))?,
             },
             defaults: Defaults::from_index(&index),
+            adapters: Vec::new(),
+            apply: Apply::default(),
         })
     }
 }
@@ -293,6 +340,8 @@ mod native {
                 name: name.into_owned(),
                 parts,
                 defaults: Defaults::from_index(&index),
+                adapters: Vec::new(),
+                apply: Apply::default(),
             })
         }
     }

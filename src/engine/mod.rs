@@ -12,7 +12,10 @@ pub use load::Files;
 pub use load::{Defaults, Memory, Source};
 pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage};
 
+use crate::adapter::Report;
 use crate::backend::Device;
+use crate::checkpoint::TensorInfo;
+use crate::convert::WeightType;
 use crate::diffusion::Guidance;
 use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
 use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
@@ -30,6 +33,10 @@ pub struct Engine {
     defaults: Defaults,
     name: String,
     device_note: String,
+    adapters: Report,
+    weight_type: Option<WeightType>,
+    /// What it left alone.
+    types: Option<String>,
 }
 
 /// More steps than any scheduler tells apart.
@@ -47,18 +54,23 @@ impl Engine {
     /// Puts a model on a device.
     ///
     /// # Errors
-    /// If the parts are not a pipeline, or the device cannot be opened.
-    pub async fn new(source: Source, options: &Options) -> Result<Self> {
+    /// If the parts are not a pipeline, an adapter does not fit them, or the device cannot be opened.
+    pub async fn new(mut source: Source, options: &Options) -> Result<Self> {
         let (device, device_note, dtype) = open_device(options).await?;
         let policy = Policy {
             forced: options.kernels.clone(),
         };
+        let types = source.retype(options.weight_type);
+        let adapters = source.adapt(&|_, info| stays_packed(info))?;
         let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
             pipeline,
             name: source.name,
             device_note,
+            adapters,
+            weight_type: options.weight_type,
+            types,
         })
     }
 
@@ -242,6 +254,11 @@ impl Engine {
         &self.defaults
     }
 
+    /// What became of each module of the adapters.
+    pub fn adapters(&self) -> &Report {
+        &self.adapters
+    }
+
     /// The pipeline below, for those who want single stages.
     pub fn pipeline(&mut self) -> &mut Pipeline {
         &mut self.pipeline
@@ -402,6 +419,8 @@ impl Engine {
         {
             notes.push("--kernel is for GPUs: the CPU has one way of each operator".into());
         }
+        notes.extend(self.adapters.notes());
+        notes.extend(self.types.clone());
         let trained = &self.defaults.only_size;
         if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
             notes.push(format!(
@@ -431,6 +450,13 @@ impl Engine {
         {
             list.push(("vae_dtype", storage.to_string()));
         }
+        if let Some(target) = self.weight_type {
+            list.push(("type", target.to_string()));
+        }
+        if !self.adapters.files.is_empty() {
+            list.push(("lora", self.adapters.summary()));
+            list.push(("lora_apply", self.adapters.how().to_owned()));
+        }
         if request.init_image.is_some() {
             list.push(("strength", request.strength.to_string()));
         }
@@ -441,6 +467,11 @@ impl Engine {
         list.push(("software", concat!("rotile ", env!("CARGO_PKG_VERSION")).to_owned()));
         list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+}
+
+/// Whether a weight is in blocks or codes on the device.
+fn stays_packed(info: &TensorInfo) -> bool {
+    info.shape.len() == 2 && info.device().is_ok_and(DType::is_packed)
 }
 
 /// The device, why it is this one, and how it stores activations.

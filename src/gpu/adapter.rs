@@ -60,10 +60,11 @@ pub async fn adapters() -> Vec<Adapter> {
     descriptor.backends = wgpu::Backends::PRIMARY;
     let instance = wgpu::Instance::new(descriptor);
     let found = instance.enumerate_adapters(wgpu::Backends::PRIMARY).await;
-    found.into_iter().map(describe).collect()
+    let language = instance.wgsl_language_features();
+    found.into_iter().map(|adapter| describe(adapter, &language)).collect()
 }
 
-fn describe(adapter: wgpu::Adapter) -> Adapter {
+fn describe(adapter: wgpu::Adapter, language: &wgpu::WgslLanguageFeatures) -> Adapter {
     let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
     // Dozen is Vulkan over DX12: the same card is also listed directly, and it compiles very slowly there.
     let layered = info.name.contains("Microsoft Direct3D12") || info.driver.eq_ignore_ascii_case("dozen");
@@ -87,6 +88,9 @@ fn describe(adapter: wgpu::Adapter) -> Adapter {
         software: kind == AdapterKind::Software,
         f16: features.contains(wgpu::Features::SHADER_F16),
         subgroups: features.contains(wgpu::Features::SUBGROUP),
+        // On DX12 it takes a shader model that wgpu does not tell of.
+        packed_dot: language.contains(wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct)
+            && info.backend != wgpu::Backend::Dx12,
         subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
         max_workgroups: limits.max_compute_workgroups_per_dimension.min(65_535),
         max_buffer: limits.max_buffer_size,

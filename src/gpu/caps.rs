@@ -16,6 +16,8 @@ pub struct Caps {
     pub f16: bool,
     /// Subgroup functions in WGSL.
     pub subgroups: bool,
+    /// Products of four packed 8-bit integers in WGSL: `dot4I8Packed`.
+    pub packed_dot: bool,
     /// Smallest and largest number of lanes in a subgroup.
     pub subgroup_size: (u32, u32),
     /// Workgroups per axis of a dispatch.
@@ -49,6 +51,7 @@ impl Caps {
             software: false,
             f16: false,
             subgroups: false,
+            packed_dot: false,
             subgroup_size: (4, 128),
             max_workgroups: 65_535,
             max_buffer: 256 << 20,

@@ -20,17 +20,32 @@ pub fn read(path: &Path) -> Result<Image, MediaError> {
 /// # Errors
 /// If the folder is not there or cannot be written; nothing is left behind then.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), MediaError> {
-    let fail = |e| io_error(path, e);
+    write_with(path, |file| file.write_all(bytes).map_err(|e| io_error(path, e)))
+}
+
+/// As [`write()`], for contents that `fill` makes piece by piece.
+///
+/// # Errors
+/// As [`write()`], or if `fill` fails; nothing is left behind then.
+pub fn write_with<E: From<MediaError>>(
+    path: &Path,
+    fill: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
+    let fail = |e| E::from(io_error(path, e));
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => return Err(fail(io::ErrorKind::IsADirectory.into())),
         // Renaming would replace a device such as /dev/null.
-        Ok(found) if !found.is_file() => return fs::write(path, bytes).map_err(fail),
+        Ok(found) if !found.is_file() => {
+            let mut file = fs::OpenOptions::new().write(true).open(path).map_err(fail)?;
+            return fill(&mut file);
+        }
         _ => {}
     }
     // Follows a link, so that it stays one.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut file = temporary(&target).map_err(fail)?;
-    file.write_all(bytes).map_err(fail)?;
+    let mut file = io::BufWriter::new(temporary(&target).map_err(fail)?);
+    fill(&mut file)?;
+    let file = file.into_inner().map_err(|e| fail(e.into_error()))?;
     file.persist(&target).map_err(|e| fail(e.error))?;
     Ok(())
 }

@@ -7,5 +7,5 @@ mod image;
 
 pub use compare::{Comparison, psnr};
 #[cfg(feature = "native")]
-pub use file::{check_writable, read, write};
+pub use file::{check_writable, read, write, write_with as write_file_with};
 pub use image::{Format, Image};

@@ -1,5 +1,6 @@
 //! Layers that models share.
 
+use crate::adapter::{Layer, adapted};
 use crate::checkpoint::Weights;
 use crate::error::{Result, ShapeError};
 use crate::graph::{Graph, Value};
@@ -10,14 +11,22 @@ use crate::tensor::{DType, Tensor};
 pub(super) const MAX_HEAD: usize = 512;
 
 /// `x w^T`, with the `weight` below `w` of `out` rows.
-pub(super) fn linear(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
-    let inner = g.shape(x).last();
-    let weight = g.weight(w, "weight", [out, inner])?;
-    Ok(g.matmul(x, weight, epilogue)?)
+///
+/// # Errors
+/// If there is no such weight, or something does not fit.
+pub fn linear(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
+    adapted(g, w, (x, Layer::Linear), out, epilogue, |g, epilogue| {
+        let inner = g.shape(x).last();
+        let weight = g.weight(w, "weight", [out, inner])?;
+        Ok(g.matmul(x, weight, epilogue)?)
+    })
 }
 
 /// `x w^T + b`.
-pub(super) fn linear_bias(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
+///
+/// # Errors
+/// As [`linear`].
+pub fn linear_bias(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
     let bias = g.vector(w, "bias", out)?;
     linear(g, w, x, out, epilogue.bias(bias))
 }
@@ -46,9 +55,23 @@ pub(super) fn conv(
     attributes: Conv2d,
     epilogue: Epilogue,
 ) -> Result<Value> {
-    let weight = g.weight(w, "weight", [out, channels(g, x), kernel, kernel])?;
     let bias = g.vector(w, "bias", out)?;
-    Ok(g.conv2d(x, weight, attributes, epilogue.bias(bias))?)
+    bare_conv(g, w, x, (out, kernel), attributes, epilogue.bias(bias))
+}
+
+/// As [`conv`], without a bias.
+pub(super) fn bare_conv(
+    g: &mut Graph,
+    w: &Weights,
+    x: Value,
+    (out, kernel): (usize, usize),
+    attributes: Conv2d,
+    epilogue: Epilogue,
+) -> Result<Value> {
+    adapted(g, w, (x, Layer::Conv(attributes)), out, epilogue, |g, epilogue| {
+        let weight = g.weight(w, "weight", [out, channels(g, x), kernel, kernel])?;
+        Ok(g.conv2d(x, weight, attributes, epilogue)?)
+    })
 }
 
 /// A 3x3 convolution that keeps the size.

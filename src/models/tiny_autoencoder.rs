@@ -271,8 +271,7 @@ fn bare_conv(g: &mut Graph, w: &Weights, x: Value, out: usize, stride: usize) ->
         stride: [stride; 2],
         padding: [1; 4],
     };
-    let weight = g.weight(w, "weight", [out, channels(g, x), 3, 3])?;
-    Ok(g.conv2d(x, weight, attributes, Epilogue::default())?)
+    super::blocks::bare_conv(g, w, x, (out, 3), attributes, Epilogue::default())
 }
 
 fn block(g: &mut Graph, w: &Weights, layer: Layer, x: Value, out: usize) -> Result<Value> {
@@ -297,12 +296,10 @@ fn pool(g: &mut Graph, w: &Weights, x: Value) -> Result<Value> {
     };
     let c = channels(g, x);
     let wide = w.shape("0.weight").and_then(|s| s.first().copied()).unwrap_or(0);
-    let up = g.weight(w, "0.weight", [wide, c, 1, 1])?;
-    let h = g.conv2d(x, up, point, Epilogue::default())?;
+    let h = super::blocks::bare_conv(g, &w.at(0), x, (wide, 1), point, Epilogue::default())?;
     let gain = g.vector(w, "1.weight", wide)?;
     let offset = g.vector(w, "1.bias", wide)?;
     let h = g.group_norm(h, gain, offset, GROUPS, EPS, Act::None)?;
     let h = g.unary(h, Unary::Relu)?;
-    let down = g.weight(w, "3.weight", [c, wide, 1, 1])?;
-    Ok(g.conv2d(h, down, point, Epilogue::default().residual(x))?)
+    super::blocks::bare_conv(g, &w.at(3), h, (c, 1), point, Epilogue::default().residual(x))
 }

@@ -157,6 +157,18 @@ impl Op for Embedding {
             case(DType::F32, DType::BF16, 2000, 384, 77),
             case(DType::F32, DType::Q8_0, 11, 96, 7),
             case(DType::F16, DType::Q8_0, 12, 64, 7),
+            case(DType::F32, DType::Q4_0, 11, 96, 7),
+            case(DType::F32, DType::Q4_1, 11, 96, 7),
+            case(DType::F16, DType::Q4_1, 12, 64, 7),
+            case(DType::F32, DType::Q5_0, 11, 96, 7),
+            case(DType::F32, DType::Q5_1, 11, 96, 7),
+            case(DType::F32, DType::Q2K, 11, 256, 7),
+            case(DType::F32, DType::Q3K, 11, 256, 7),
+            case(DType::F32, DType::Q4K, 11, 256, 7),
+            case(DType::F16, DType::Q4K, 9, 512, 7),
+            case(DType::F32, DType::Q5K, 11, 512, 7),
+            case(DType::F32, DType::Q6K, 11, 768, 7),
+            case(DType::F16, DType::Q6K, 9, 256, 7),
         ]
     }
 

@@ -93,7 +93,10 @@ impl Matmul {
     /// For software adapters such as llvmpipe.
     fn lanes(&self, inputs: &[TensorType], caps: &Caps) -> Way {
         let [m, n, k] = sizes(&inputs[0], &inputs[1]);
-        let kernel = KernelSpec::new(wgsl!("ops/matmul_lanes")).set("PAIRS", u32::from(k.is_multiple_of(2)));
+        let kernel = match inputs[1].dtype.is_packed() && k.is_multiple_of(8) {
+            true => KernelSpec::new(wgsl!("ops/matmul_lanes8")),
+            false => KernelSpec::new(wgsl!("ops/matmul_lanes")).set("PAIRS", u32::from(k.is_multiple_of(2))),
+        };
         let params = LanesParams {
             m: m as u32,
             n: n as u32,
@@ -107,10 +110,16 @@ impl Matmul {
     fn rows(&self, inputs: &[TensorType], caps: &Caps) -> Way {
         const COLS: usize = 4;
         let [m, n, k] = sizes(&inputs[0], &inputs[1]);
+        // Packed weights are cheap to decode in eights.
+        let step = match inputs[1].dtype.is_packed() && k.is_multiple_of(8) {
+            true => 8,
+            false if k.is_multiple_of(2) => 2,
+            false => 1,
+        };
         let kernel = KernelSpec::new(wgsl!("ops/matmul_rows"))
             .set("M", m as u32)
             .set("COLS", COLS as u32)
-            .set("PAIRS", u32::from(k.is_multiple_of(2)))
+            .set("STEP", step)
             .set("WG", 64);
         let params = RowsParams {
             n: n as u32,
@@ -226,7 +235,7 @@ impl Op for Matmul {
             }
         };
         use Act::{Gelu, GeluTanh, None, Relu, Silu};
-        use DType::{BF16, F16, F32, I8, Q8_0};
+        use DType::{BF16, F16, F32, I8, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
         vec![
             case(F32, F32, &[1, 1], 1, false, None, false, false),
             case(F32, F32, &[33, 65], 17, false, None, false, false),
@@ -250,6 +259,22 @@ impl Op for Matmul {
             case(F32, Q8_0, &[33, 64], 17, true, None, true, true),
             case(F32, Q8_0, &[2, 35, 96], 131, false, Silu, false, false),
             case(F16, Q8_0, &[3, 160], 65, true, None, false, false),
+            case(F32, Q4_0, &[33, 96], 17, true, None, true, false),
+            case(F16, Q4_0, &[2, 64], 33, false, None, false, false),
+            case(F32, Q4_1, &[2, 17, 64], 35, true, Silu, false, false),
+            case(F32, Q5_0, &[33, 96], 17, false, Gelu, false, false),
+            case(F32, Q5_0, &[1, 32], 65, true, None, false, false),
+            case(F32, Q5_1, &[18, 64], 67, true, None, true, true),
+            case(F32, Q2K, &[17, 512], 35, true, None, false, false),
+            case(F32, Q3K, &[17, 256], 67, false, None, true, false),
+            case(F16, Q3K, &[3, 512], 33, false, None, false, false),
+            case(F32, Q4K, &[33, 256], 17, true, None, true, true),
+            case(F16, Q4K, &[35, 512], 66, true, Silu, false, false),
+            case(F32, Q4K, &[2, 768], 50, true, None, false, false),
+            case(F32, Q5K, &[19, 512], 35, true, None, false, false),
+            case(F32, Q6K, &[17, 256], 67, true, Gelu, false, false),
+            case(F32, Q6K, &[4, 768], 33, false, None, false, false),
+            case(F16, Q6K, &[33, 512], 65, true, None, true, true),
             case(F32, I8, &[33, 64], 17, true, None, true, true),
             case(F32, I8, &[35, 37], 131, false, Silu, false, false),
             case(F16, I8, &[3, 162], 65, true, None, false, false),

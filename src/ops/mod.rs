@@ -22,13 +22,16 @@ mod group_stats;
 mod layer_norm;
 pub(crate) mod math;
 mod matmul;
+mod matmul_i8;
 mod modulate;
 mod norm;
 mod parallel;
 mod patchify;
 mod permute;
+mod quantize_rows;
 mod rms_norm;
 mod rotary;
+mod rotate;
 mod scale;
 mod slice;
 mod softmax;
@@ -57,11 +60,14 @@ pub use group_norm_given::GroupNormGiven;
 pub use group_stats::GroupStats;
 pub use layer_norm::LayerNorm;
 pub use matmul::Matmul;
+pub use matmul_i8::MatmulI8;
 pub use modulate::Modulate;
 pub use patchify::{PatchOrder, Patchify, Unpatchify};
 pub use permute::Permute;
+pub use quantize_rows::{QuantizeRows, RowScales};
 pub use rms_norm::RmsNorm;
 pub use rotary::Rotary;
+pub use rotate::Rotate;
 pub use scale::Scale;
 pub use slice::Slice;
 pub use softmax::Softmax;
@@ -86,11 +92,15 @@ pub const OPS: &[OpEntry] = &[
     OpEntry::of::<GroupStats>("group_stats"),
     OpEntry::of::<LayerNorm>("layer_norm"),
     OpEntry::of::<Matmul>("matmul"),
+    OpEntry::of::<MatmulI8>("matmul_i8"),
     OpEntry::of::<Modulate>("modulate"),
     OpEntry::of::<Patchify>("patchify"),
     OpEntry::of::<Permute>("permute"),
+    OpEntry::of::<QuantizeRows>("quantize_rows"),
     OpEntry::of::<RmsNorm>("rms_norm"),
     OpEntry::of::<Rotary>("rotary"),
+    OpEntry::of::<Rotate>("rotate"),
+    OpEntry::of::<RowScales>("row_scales"),
     OpEntry::of::<Scale>("scale"),
     OpEntry::of::<Slice>("slice"),
     OpEntry::of::<Softmax>("softmax"),

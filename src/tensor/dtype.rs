@@ -89,6 +89,26 @@ impl DType {
         count.div_ceil(elements).saturating_mul(bytes)
     }
 
+    /// Number of the type in GGUF files (ggml's `enum ggml_type`); `None` for what is no weight.
+    pub const fn ggml(self) -> Option<u32> {
+        Some(match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
+            Self::Q8_0 => 8,
+            Self::Q2K => 10,
+            Self::Q3K => 11,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
+            Self::BF16 => 30,
+            Self::U32 | Self::I8 => return None,
+        })
+    }
+
     /// Name in messages, kernels and JSON: also the choice in `wgsl/slot/`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -48,6 +48,14 @@ impl Fixture {
         Tensor::new(shape, data.collect())
     }
 
+    /// Values in double precision, rounded.
+    pub(crate) fn doubles(&self, name: &str) -> Vec<f32> {
+        let (dtype, _, bytes) = self.view(name);
+        assert_eq!(dtype, Dtype::F64, "{name}");
+        let value = |b: &[u8]| f64::from_le_bytes(b.try_into().expect("eight bytes")) as f32;
+        bytes.chunks_exact(8).map(value).collect()
+    }
+
     pub(crate) fn ids(&self, name: &str) -> (Vec<usize>, Vec<u32>) {
         let (dtype, shape, bytes) = self.view(name);
         assert_eq!(dtype, Dtype::I64, "{name}");

@@ -56,12 +56,16 @@ impl Part {
         *config = config.replace(from, to);
     }
 
+    /// The bytes of a file.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let views = self.tensors.iter().map(|(name, stored)| (name, stored.view()));
+        safetensors::serialize(views, None).expect("a safetensors file")
+    }
+
     /// Writes it as a folder.
     pub(crate) fn write(&self, folder: &Path) {
         fs::create_dir_all(folder).expect("a folder");
-        let views = self.tensors.iter().map(|(name, stored)| (name, stored.view()));
-        let bytes = safetensors::serialize(views, None).expect("a safetensors file");
-        fs::write(folder.join("model.safetensors"), bytes).expect("written");
+        fs::write(folder.join("model.safetensors"), self.bytes()).expect("written");
         if let Some(config) = &self.config {
             fs::write(folder.join("config.json"), config).expect("written");
         }

@@ -1,9 +1,9 @@
 // matmul: y[i, j] = epilogue(sum_k x[i, k] * w[j, k]), for software adapters
 // One subgroup per 16 x 32 outputs. PAIRS: k is even, so that packed weights are read two at a time.
 //
-// use elem                                  Elem, load, store
+// use elem                                  Elem
 // use weight                                load_weight, load_weight2
-// use lib/epilogue                          epilogue
+// use lib/lanes_matmul                      a_rows, put
 // use lib/index                             flat_group
 // use lib/lanes                             multiply_lanes
 
@@ -32,12 +32,6 @@ fn main(
     multiply_lanes(tile % tiles_m * 16, tile / tiles_m * 32 + lane, params.k, lane);
 }
 
-// Rows past the last repeat it.
-fn a_rows(i: u32, k: u32) -> vec4<f32> {
-    let at = min(vec4<u32>(i, i + 1, i + 2, i + 3), vec4<u32>(params.m - 1)) * params.k + k;
-    return vec4<f32>(load(x[at.x]), load(x[at.y]), load(x[at.z]), load(x[at.w]));
-}
-
 fn b_columns(j: u32, k: u32) -> array<vec4<f32>, 2> {
     let at = min(vec4<u32>(j, j + 8, j + 16, j + 24), vec4<u32>(params.n - 1)) * params.k + k;
     if PAIRS == 1 {
@@ -53,20 +47,4 @@ fn b_columns(j: u32, k: u32) -> array<vec4<f32>, 2> {
 fn b_column(j: u32, k: u32) -> vec4<f32> {
     let at = min(vec4<u32>(j, j + 8, j + 16, j + 24), vec4<u32>(params.n - 1)) * params.k + k;
     return vec4<f32>(load_weight(at.x), load_weight(at.y), load_weight(at.z), load_weight(at.w));
-}
-
-fn put(i: u32, j: u32, sums: vec4<f32>) {
-    if i < params.m {
-        put_one(i, j, sums.x);
-        put_one(i, j + 8, sums.y);
-        put_one(i, j + 16, sums.z);
-        put_one(i, j + 24, sums.w);
-    }
-}
-
-fn put_one(i: u32, j: u32, sum: f32) {
-    if j < params.n {
-        let at = i * params.n + j;
-        y[at] = store(epilogue(sum, at, j));
-    }
 }

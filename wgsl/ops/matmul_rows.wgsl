@@ -1,8 +1,9 @@
 // matmul: y[i, j] = epilogue(sum_k x[i, k] * w[j, k]), for few rows of x
-// One workgroup per COLS columns, M rows; invocations split k. PAIRS: k is even, so that packed weights are read two at a time.
+// One workgroup per COLS columns, M rows; invocations split k. STEP: how many weights an invocation decodes at a time, 1, 2 or 8; k
+// is a multiple of it.
 //
 // use elem                                  Elem, load, store
-// use weight                                load_weight, load_weight2
+// use weight                                load_weight, load_weight2, load_weight8
 // use lib/epilogue                          epilogue
 // use lib/index                             flat_group
 
@@ -13,7 +14,7 @@ struct Params {
 
 const M: u32 = 1;                                 // rows
 const COLS: u32 = 4;                              // columns per workgroup
-const PAIRS: u32 = 0;
+const STEP: u32 = 1;
 override WG: u32 = 64;                       // invocations
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -32,7 +33,21 @@ fn main(
     if j0 >= params.n { return; }
 
     var sums: array<f32, M * COLS>;
-    if PAIRS == 1 {
+    if STEP == 8 {
+        for (var k = 8 * lane; k < params.k; k += 8 * WG) {
+            var a: array<vec4<f32>, 2 * M>;
+            for (var i = 0u; i < M; i++) {
+                let at = i * params.k + k;
+                a[2 * i] = x_four(at);
+                a[2 * i + 1] = x_four(at + 4);
+            }
+            for (var j = 0u; j < COLS; j++) {
+                // Columns past the last repeat it: cheaper than a branch, and never stored.
+                let b = load_weight8(min(j0 + j, params.n - 1) * params.k + k);
+                for (var i = 0u; i < M; i++) { sums[i * COLS + j] += dot(a[2 * i], b[0]) + dot(a[2 * i + 1], b[1]); }
+            }
+        }
+    } else if STEP == 2 {
         for (var k = 2 * lane; k < params.k; k += 2 * WG) {
             var a: array<vec2<f32>, M>;
             for (var i = 0u; i < M; i++) {
@@ -40,7 +55,6 @@ fn main(
                 a[i] = vec2<f32>(load(x[at]), load(x[at + 1]));
             }
             for (var j = 0u; j < COLS; j++) {
-                // Columns past the last repeat it: cheaper than a branch, and never stored.
                 let b = load_weight2(min(j0 + j, params.n - 1) * params.k + k);
                 for (var i = 0u; i < M; i++) { sums[i * COLS + j] += a[i].x * b.x + a[i].y * b.y; }
             }
@@ -68,3 +82,5 @@ fn main(
         }
     }
 }
+
+fn x_four(at: u32) -> vec4<f32> { return vec4<f32>(load(x[at]), load(x[at + 1]), load(x[at + 2]), load(x[at + 3])); }

@@ -1,9 +1,11 @@
 //! What the command line understands.
 
 use crate::Usage;
+use crate::lora::LoraArgs;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
+use rotile::convert::WeightType;
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::{VaeDType, VaeOptions};
@@ -39,6 +41,8 @@ pub(crate) enum Command {
     Roundtrip(RoundtripArgs),
     /// Show what a model consists of and needs, or what is written in a PNG
     Inspect(InspectArgs),
+    /// Write the weights of a model in another element type
+    Convert(ConvertArgs),
     /// Measure how far two pictures are apart
     Compare(CompareArgs),
     /// List the adapters, and which one is used and why
@@ -55,7 +59,7 @@ pub(crate) struct ModelArgs {
     /// Model folder in diffusers layout [default: the embedded model]
     #[arg(long, value_name = "FOLDER", env = "ROTILE_MODEL", hide_env_values = true)]
     model: Option<PathBuf>,
-    /// Text encoder in place of the folder's: safetensors file or folder
+    /// Text encoder in place of the folder's: safetensors or GGUF file, or folder
     #[arg(long, value_name = "PATH", help_heading = PARTS)]
     text_encoder: Option<PathBuf>,
     /// Transformer in place of the folder's
@@ -79,7 +83,7 @@ const PARTS: &str = "Parts of the model";
 /// Which autoencoder, and where it runs.
 #[derive(Debug, Args)]
 pub(crate) struct AutoencoderArgs {
-    /// Autoencoder: safetensors file or its folder, or a model folder with one [default: the embedded model's]
+    /// Autoencoder: safetensors or GGUF file or its folder, or a model folder with one [default: the embedded model's]
     #[arg(long, value_name = "PATH", env = "ROTILE_MODEL", hide_env_values = true)]
     model: Option<PathBuf>,
     /// Autoencoder in place of the model folder's
@@ -224,15 +228,10 @@ impl ModelArgs {
     }
 
     pub(crate) fn open(&self) -> Result<Engine> {
-        self.open_with(VaeOptions::default())
-    }
-
-    pub(crate) fn open_with(&self, vae: VaeOptions) -> Result<Engine> {
-        let options = Options {
-            vae,
-            ..self.device.options()
-        };
-        Ok(pollster::block_on(Engine::new(self.source(None)?, &options))?)
+        Ok(pollster::block_on(Engine::new(
+            self.source(None)?,
+            &self.device.options(),
+        ))?)
     }
 }
 
@@ -332,6 +331,12 @@ pub(crate) struct GenerateArgs {
     /// Generator of the noise: that of PyTorch on the CPU, or on CUDA
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
+    /// What weights of transformer and text encoder become when they are loaded: f32, f16, bf16, q8_0, q4_k, … [default: as in
+    /// their files]; packed types leave packed weights as they are
+    #[arg(long = "type", value_name = "TYPE", value_parser = load_type)]
+    weight_type: Option<WeightType>,
+    #[command(flatten)]
+    pub(crate) lora: LoraArgs,
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
     #[command(flatten)]
@@ -339,6 +344,17 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
+    /// Puts the model, with its adapters, on a device.
+    pub(crate) fn open(&self) -> Result<Engine> {
+        let source = self.lora.on(self.model.source(None)?)?;
+        let options = Options {
+            vae: self.vae.options(),
+            weight_type: self.weight_type,
+            ..self.model.device.options()
+        };
+        Ok(pollster::block_on(Engine::new(source, &options))?)
+    }
+
     pub(crate) fn prompt(&self) -> Result<&str> {
         let prompt = self.prompt.as_deref().or(self.prompt_option.as_deref());
         prompt.ok_or_else(|| Usage("no prompt".into()).into())
@@ -395,7 +411,7 @@ pub(crate) struct RoundtripArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Model folder, safetensors file, header-only description (JSON), or PNG picture [default: the embedded model]
+    /// Model folder, safetensors or GGUF file, header-only description (JSON), or PNG picture [default: the embedded model]
     #[arg(value_name = "PATH", conflicts_with = "model")]
     pub(crate) path: Option<PathBuf>,
     /// Plan for this width [default: 1024, or the model's only size]
@@ -408,6 +424,22 @@ pub(crate) struct InspectArgs {
     pub(crate) vae: VaeArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// Weights: safetensors or GGUF file, index of a sharded one, or the folder of a model's part
+    #[arg(value_name = "IN")]
+    pub(crate) input: PathBuf,
+    /// New file; blocks go to .gguf, convrot-int8 to .safetensors, plain types to either
+    #[arg(value_name = "OUT")]
+    pub(crate) output: PathBuf,
+    /// What matrices become: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k or convrot-int8
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) to: WeightType,
+    /// Largest group of inputs that convrot-int8 rotates together, a power of 4; smaller ones where it does not divide a layer
+    #[arg(long, value_name = "N", default_value_t = WeightType::GROUP)]
+    pub(crate) group_size: usize,
 }
 
 #[derive(Debug, Args)]
@@ -473,6 +505,15 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchWhat {
     Model,
     Ops,
+}
+
+fn load_type(text: &str) -> Result<WeightType, String> {
+    match text.parse()? {
+        WeightType::ConvrotInt8 { .. } => {
+            Err("rotated int8 is made by `rotile convert`, not when weights are loaded".into())
+        }
+        target => Ok(target),
+    }
 }
 
 fn seed(text: &str) -> Result<u64, String> {

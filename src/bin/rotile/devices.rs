@@ -76,7 +76,11 @@ fn ways(caps: &Caps, forced: &[(String, String)]) -> Result<BTreeSet<Choice>> {
 }
 
 fn features(caps: &Caps) -> Vec<&'static str> {
-    let all = [("shader-f16", caps.f16), ("subgroups", caps.subgroups)];
+    let all = [
+        ("shader-f16", caps.f16),
+        ("subgroups", caps.subgroups),
+        ("packed dot products", caps.packed_dot),
+    ];
     all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
 }
 

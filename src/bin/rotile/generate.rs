@@ -41,7 +41,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
     let cancel = cancel_on_signal()?;
     let mut progress = Progress::new("load");
     let start = Instant::now();
-    let mut engine = args.model.open_with(args.vae.options())?;
+    let mut engine = args.open()?;
     proceed(&cancel)?;
     let loaded = start.elapsed();
     let pictures = pollster::block_on(engine.generate(&request, |event| progress.show(event), &cancel))?;
@@ -55,6 +55,17 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
             "device: {device}; {reason}\nmemory: {planned}; allocated {:.2} MiB",
             allocated.total() as f64 / f64::from(1 << 20)
         );
+        for file in &engine.adapters().files {
+            for line in &file.lines {
+                let targets = line.targets.join(", ");
+                eprintln!(
+                    "lora: {} ({}): {} {targets}",
+                    line.module,
+                    line.kind,
+                    line.status.name()
+                );
+            }
+        }
         for choice in engine.choices() {
             eprintln!("kernel: {}={}: {}", choice.op, choice.way, choice.reason);
         }
@@ -90,6 +101,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
         output::json(&json!({
             "pictures": list,
             "notes": notes,
+            "adapters": engine.adapters().files,
             "device": device,
             "device_reason": reason,
             "bytes": { "planned": planned.total(), "allocated": allocated.total() },

@@ -63,6 +63,7 @@ fn kernels() -> Result<Kernels> {
     let gpu = Caps {
         f16: true,
         subgroups: true,
+        packed_dot: true,
         ..Caps::baseline()
     };
     let software = Caps {

@@ -63,7 +63,10 @@ pub(crate) fn read(path: &Path, name: &str) -> Result<(Tensor, Option<Size>)> {
 
 /// What the metadata of a file says of its values, if it says anything.
 fn convention(path: &Path) -> Result<Option<String>> {
-    // The checkpoint has found the header to be valid.
+    // Of a safetensors file, whose header the checkpoint has found to be valid; nothing else says it.
+    if path.extension().is_none_or(|e| e != "safetensors") || !path.is_file() {
+        return Ok(None);
+    }
     let mut file = File::open(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length)?;

@@ -3,6 +3,7 @@
 mod args;
 mod bench;
 mod compare;
+mod convert;
 mod decode;
 mod devices;
 mod encode;
@@ -10,6 +11,7 @@ mod generate;
 mod inspect;
 mod kernels;
 mod latent;
+mod lora;
 mod output;
 mod progress;
 mod roundtrip;
@@ -42,6 +44,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Encode(args) => encode::run(args, cli.json),
         Command::Roundtrip(args) => roundtrip::run(args, cli.json),
         Command::Inspect(args) => inspect::run(args, cli.json),
+        Command::Convert(args) => convert::run(args, cli.json),
         Command::Compare(args) => compare::run(args, cli.json),
         Command::Devices(args) => devices::run(args, cli.json, cli.verbose > 0),
         Command::Kernels(args) => kernels::run(args, cli.json),

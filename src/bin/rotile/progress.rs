@@ -14,6 +14,7 @@ pub(crate) struct Progress {
 
 const WORKING: &str = "{msg:>8} {spinner} {elapsed}";
 const COUNTING: &str = "{msg:>8} [{bar:30}] {pos}/{len} {elapsed}, {eta} left";
+const BYTES: &str = "{msg:>8} [{bar:30}] {bytes}/{total_bytes} {elapsed}, {eta} left";
 
 impl Progress {
     /// Starts with a stage.
@@ -47,6 +48,15 @@ impl Progress {
             }
             _ => {}
         }
+    }
+
+    /// Shows how many bytes of a file are written.
+    pub(crate) fn bytes(&self, of: u64, done: u64) {
+        if self.bar.length().is_none() {
+            self.style(BYTES);
+        }
+        self.bar.set_length(of);
+        self.bar.set_position(done);
     }
 
     fn stage(&mut self, name: &'static str) {

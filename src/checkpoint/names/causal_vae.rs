@@ -1,7 +1,6 @@
 //! The causal autoencoder of Wan 2.1 and Qwen-Image, in Wan's own names and in diffusers'.
 
-use super::{Layout, TensorInfo, Tensors};
-use crate::tensor::Shape;
+use super::{Layout, TensorInfo, Tensors, thirds};
 use std::collections::BTreeSet;
 
 /// A file of this kind.
@@ -63,19 +62,8 @@ fn split(info: TensorInfo) -> Vec<TensorInfo> {
     let Some((block, field)) = info.name.split_once(".to_qkv.") else {
         return vec![info];
     };
-    let Some((&rows, rest)) = info.shape.split_first().filter(|(rows, _)| *rows % 3 == 0) else {
-        return vec![info];
-    };
-    let third = |i: usize, part: &str| TensorInfo {
-        name: format!("{block}.{part}.{field}"),
-        stored: info.stored.clone(),
-        shape: Shape::from([&[rows / 3], rest].concat()),
-        file: info.file.clone(),
-        start: info.start + i * (info.len / 3),
-        len: info.len / 3,
-        ..info
-    };
-    vec![third(0, "to_q"), third(1, "to_k"), third(2, "to_v")]
+    let names = ["to_q", "to_k", "to_v"].map(|part| format!("{block}.{part}.{field}"));
+    thirds(&info, names).unwrap_or_else(|| vec![info])
 }
 
 fn renamed(name: &str, found: &Found) -> Option<String> {

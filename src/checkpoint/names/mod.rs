@@ -4,14 +4,18 @@
 
 mod causal_vae;
 mod ldm_vae;
+mod llama;
 mod taesd;
 mod z_image;
 
+pub(super) use llama::config;
+
 use super::{CheckpointError, TensorInfo};
+use crate::tensor::Shape;
 use std::collections::BTreeMap;
 use std::fmt;
 
-type Tensors = BTreeMap<String, TensorInfo>;
+pub(super) type Tensors = BTreeMap<String, TensorInfo>;
 
 /// How a file names its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub enum Layout {
     Ldm,
     /// The sequential layers of TAESD: `decoder.3.conv.0`.
     Taesd,
+    /// The text encoders of llama.cpp: `blk.0.attn_q`.
+    Llama,
     /// The causal autoencoder of Wan and Qwen-Image: `decoder.upsamples.0.residual.2`.
     Wan,
 }
@@ -36,6 +42,7 @@ impl fmt::Display for Layout {
             Self::ZImage => "Z-Image original",
             Self::Ldm => "latent diffusion",
             Self::Taesd => "TAESD original",
+            Self::Llama => "llama.cpp",
             Self::Wan => "Wan original",
         })
     }
@@ -76,6 +83,9 @@ pub(super) fn to_diffusers(file: &str, mut tensors: Tensors) -> Result<(Tensors,
     if z_image::detect(&tensors) {
         return Ok((rename(file, tensors, z_image::map)?, Layout::ZImage));
     }
+    if llama::detect(&tensors) {
+        return Ok((rename(file, tensors, |info| vec![llama::map(info)])?, Layout::Llama));
+    }
     if let Some(levels) = ldm_vae::detect(&tensors) {
         let tensors = rename(file, tensors, |info| vec![ldm_vae::map(info, levels)])?;
         return Ok((tensors, Layout::Ldm));
@@ -97,6 +107,23 @@ fn strip(mut info: TensorInfo, prefix: &str) -> TensorInfo {
         info.name = name.to_owned();
     }
     info
+}
+
+/// The three equal parts of fused rows, under names of their own; nothing if they are no whole rows or blocks.
+fn thirds(info: &TensorInfo, names: [String; 3]) -> Option<Vec<TensorInfo>> {
+    let (&rows, rest) = info.shape.split_first()?;
+    let (block, _) = info.dtype.weight().map_or((1, 1), |dtype| dtype.block());
+    if !rows.is_multiple_of(3) || !info.len.is_multiple_of(3) || !(info.shape.count() / 3).is_multiple_of(block) {
+        return None;
+    }
+    let third = |(i, name): (usize, String)| TensorInfo {
+        name,
+        shape: Shape::from([&[rows / 3], rest].concat()),
+        start: info.start + i * (info.len / 3),
+        len: info.len / 3,
+        ..info.clone()
+    };
+    Some(names.into_iter().enumerate().map(third).collect())
 }
 
 fn rename(

@@ -1,7 +1,6 @@
 //! Z-Image's own names: fused `qkv` rows and other words for the same parts.
 
-use super::{TensorInfo, Tensors};
-use crate::tensor::Shape;
+use super::{TensorInfo, Tensors, thirds};
 
 const QKV: &str = ".attention.qkv.weight";
 const WORDS: [(&str, &str); 3] = [
@@ -23,19 +22,16 @@ pub(super) fn detect(tensors: &Tensors) -> bool {
 
 pub(super) fn map(mut info: TensorInfo) -> Vec<TensorInfo> {
     if let Some(block) = info.name.strip_suffix(QKV)
-        && let [rows, cols] = info.shape[..]
-        && rows % 3 == 0
+        && info.shape.len() == 2
     {
-        let third = |i: usize, part: &str| TensorInfo {
-            name: format!("{block}.attention.{part}.weight"),
-            stored: info.stored.clone(),
-            shape: Shape::from([rows / 3, cols]),
-            file: info.file.clone(),
-            start: info.start + i * (info.len / 3),
-            len: info.len / 3,
-            ..info
-        };
-        return vec![third(0, "to_q"), third(1, "to_k"), third(2, "to_v")];
+        let names = ["to_q", "to_k", "to_v"].map(|part| format!("{block}.attention.{part}.weight"));
+        return thirds(&info, names).unwrap_or_else(|| vec![info]);
+    }
+    // Tools of ggml drop outer extents of 1.
+    if info.name.ends_with("_pad_token")
+        && let [dim] = info.shape[..]
+    {
+        info.shape = [1, dim].into();
     }
     for (from, to) in STEMS {
         if let Some(rest) = info.name.strip_prefix(from) {

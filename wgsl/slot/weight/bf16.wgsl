@@ -8,3 +8,11 @@ fn load_weight2(i: u32) -> vec2<f32> {
     let pair = w[i >> 1u];
     return bitcast<vec2<f32>>(vec2<u32>(pair << 16u, pair & 0xffff0000u));
 }
+
+// Elements i to i + 7; i is a multiple of 8.
+fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
+    return array<vec4<f32>, 2>(
+        vec4<f32>(load_weight2(i), load_weight2(i + 2u)),
+        vec4<f32>(load_weight2(i + 4u), load_weight2(i + 6u)),
+    );
+}

@@ -1,5 +1,6 @@
 // weight = q8_0: blocks of 32 signed codes in pairs of 17 words, the first of which holds both f16 scales
 //
+// use lib/bytes                             signed4
 // use lib/half                              half
 @group(0) @binding(3) var<storage, read> w: array<u32>;
 
@@ -15,4 +16,14 @@ fn load_weight(i: u32) -> f32 { return scale_of(i) * f32(extractBits(bitcast<i32
 fn load_weight2(i: u32) -> vec2<f32> {
     let codes = bitcast<i32>(codes_of(i) >> (8u * (i & 2u)));
     return scale_of(i) * vec2<f32>(f32(extractBits(codes, 0u, 8u)), f32(extractBits(codes, 8u, 8u)));
+}
+
+// Elements i to i + 7; i is a multiple of 8.
+fn load_weight8(i: u32) -> array<vec4<f32>, 2> {
+    let at = (i >> 6u) * 17u + 1u + ((i & 63u) >> 2u);
+    let scale = scale_of(i);
+    return array<vec4<f32>, 2>(
+        scale * signed4(w[at]),
+        scale * signed4(w[at + 1u]),
+    );
 }

@@ -15,7 +15,7 @@ use rotile::cpu::Cpu;
 use rotile::diffusion::tiled::Ran;
 use rotile::diffusion::vae::{VaeRunner, VaeTask};
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Picture, Request, Stage};
-use rotile::error::PlanError;
+use rotile::error::{GpuError, PlanError};
 use rotile::gpu::{AdapterChoice, Caps, Gpu, Limits, adapters, choose};
 use rotile::media::{Comparison, psnr};
 use rotile::models::Vae;
@@ -273,6 +273,58 @@ fn more_than_webgpu_promises() {
     }
     let counts = all_under(&[([183, 182], weights("vae_sd15"))]);
     assert!(counts.iter().all(|count| count.tiled == 1), "it fits as a whole");
+}
+
+/// A driver may have less memory than its limits say: found when the room is taken, before anything runs.
+#[test]
+fn without_memory_for_the_whole_it_runs_in_tiles() {
+    if support::gpu().is_none() {
+        return;
+    }
+    let Device::Gpu(gpu) = webgpu(DEFAULTS) else {
+        panic!("a GPU")
+    };
+    let model = part("vae");
+    let [height, width] = [20, 14];
+    let shape = [1, 16, height, width];
+    let mut uniform = support::uniform("short of memory");
+    let latent = Tensor::new(shape, (0..shape.iter().product()).map(|_| uniform()).collect());
+    let decode = |least| {
+        gpu.pretend_out_of_memory_above(least);
+        let mut runner = runner(&model, Device::Gpu(gpu.clone()));
+        let (mut notes, mut tiles) = (Vec::new(), 0);
+        let on = &mut |event| match event {
+            Event::Note(note) => notes.push(note),
+            Event::Tile { .. } => tiles += 1,
+            _ => (),
+        };
+        let picture = pollster::block_on(runner.decode_with(&latent, on, &Cancel::new()));
+        (picture, notes, tiles)
+    };
+    let (want, notes, tiles) = decode(u64::MAX);
+    let want = want.unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!((notes.len(), tiles), (0, 0));
+    // Less and less: smaller and smaller tiles.
+    let task = VaeTask::Decode { height, width };
+    let plan = runner(&model, Device::Gpu(gpu.clone())).plan(task);
+    let whole = plan.expect("plans").gpu_bytes().session();
+    let mut before = 0;
+    for least in [whole - 1, whole / 3, whole / 6] {
+        let (got, notes, tiles) = decode(least);
+        let got = got.unwrap_or_else(|e| panic!("{least}: {e}"));
+        let psnr = psnr(&got.data, &want.data);
+        println!("{least}: {psnr:.1} dB, {notes:?}");
+        assert!(psnr >= 80.0, "{least}: {psnr}");
+        assert!(tiles > before, "{least}: {tiles} tiles, {before} before");
+        before = tiles;
+        assert!(notes.len() == 1 && notes[0].contains("out of memory"), "{notes:?}");
+    }
+    let (nothing, notes, tiles) = decode(1000);
+    assert!(
+        matches!(nothing, Err(Error::Gpu(GpuError::OutOfMemory { .. }))),
+        "{nothing:?}"
+    );
+    assert_eq!((notes.len(), tiles), (0, 0));
 }
 
 /// Rows and columns of a latent, and limits on buffers and bindings so small that some are refused.

@@ -42,6 +42,7 @@ fn ops(criterion: &mut Criterion) {
                 let forced = vec![(entry.name.to_owned(), way.clone())];
                 let policy = Policy {
                     forced: if way == "cpu" { Vec::new() } else { forced },
+                    ..Policy::default()
                 };
                 let Some(mut session) = prepare(&case, &device, &policy) else {
                     continue;

@@ -5,7 +5,7 @@ use crate::error::{AdapterError, Result, ShapeError};
 use crate::models::TileNorms;
 use crate::op::Op;
 use crate::tensor::{DType, Shape, Tensor, TensorType};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -57,6 +57,7 @@ pub struct Graph {
     norms: usize,
     tile: Option<(TileNorms, Option<Value>)>,
     reached: BTreeSet<String>,
+    made: BTreeMap<(Option<Value>, String), [Value; 2]>,
 }
 
 impl Graph {
@@ -73,6 +74,7 @@ impl Graph {
             norms: 0,
             tile: None,
             reached: BTreeSet::new(),
+            made: BTreeMap::new(),
         }
     }
 
@@ -171,15 +173,50 @@ impl Graph {
     }
 
     /// A weight of exactly this shape, stored on the device as it is in the file: matrices, filters, tables. Only matrices stay
-    /// packed: others are decoded to F32.
+    /// packed: others are decoded to F32, and so are codes of int8 layers, whose scales are a weight of their own.
     ///
     /// # Errors
     /// If the checkpoint has no such tensor, or one of another shape or an unusable type.
     pub fn weight(&mut self, weights: &Weights, name: &str, shape: impl Into<Shape>) -> Result<Value> {
-        let (full, dtype) = self.look_up(weights, name, &shape.into())?;
-        self.enter(weights);
+        let (_, dtype) = self.look_up(weights, name, &shape.into())?;
         let shape = weights.info(name)?.shape.clone();
+        self.weight_as(weights, name, shape, dtype)
+    }
+
+    /// As [`Graph::weight`], stored on the device as `dtype`.
+    ///
+    /// # Errors
+    /// As [`Graph::weight`].
+    pub fn weight_as(&mut self, weights: &Weights, name: &str, shape: impl Into<Shape>, dtype: DType) -> Result<Value> {
+        let shape = shape.into();
+        let (full, _) = self.look_up(weights, name, &shape)?;
+        self.enter(weights);
         Ok(self.define(TensorType { dtype, shape }, Source::Weight(full)))
+    }
+
+    /// The weight `[n, k]` of an int8 layer as it is in the file: codes, and the `f32` scale of each row.
+    ///
+    /// # Errors
+    /// As [`Graph::weight`], or if the weight has no scales.
+    pub fn codes(&mut self, weights: &Weights, name: &str, [n, k]: [usize; 2]) -> Result<(Value, Value)> {
+        let codes = self.weight_as(weights, name, [n, k], DType::I8)?;
+        Ok((codes, self.vector(weights, &format!("{name}_scale"), n)?))
+    }
+
+    /// What `key` says is made of `x`, or of nothing: the first who asks has it made.
+    pub(crate) fn once(
+        &mut self,
+        x: Option<Value>,
+        key: String,
+        make: impl FnOnce(&mut Self) -> Result<[Value; 2], ShapeError>,
+    ) -> Result<[Value; 2], ShapeError> {
+        let key = (x, key);
+        if let Some(made) = self.made.get(&key) {
+            return Ok(*made);
+        }
+        let made = make(self)?;
+        self.made.insert(key, made);
+        Ok(made)
     }
 
     /// A range of one axis of a weight that has exactly this shape; the rest is never brought to the device.
@@ -253,7 +290,7 @@ impl Graph {
             .into());
         }
         let dtype = info.device()?;
-        if dtype == DType::I8 {
+        if dtype == DType::I8 && !info.is_int8_tensorwise() {
             return Err(CheckpointError::DType {
                 file: weights.checkpoint().name().to_owned(),
                 name: info.name.clone(),
@@ -263,7 +300,8 @@ impl Graph {
             .into());
         }
         // Only matmul and embedding read packed weights, and only rows of whole blocks.
-        let keep = !dtype.is_packed() || (wanted.len() == 2 && wanted.last().is_multiple_of(dtype.block().0));
+        let keep = !dtype.is_packed()
+            || (dtype.is_blocks() && wanted.len() == 2 && wanted.last().is_multiple_of(dtype.block().0));
         Ok((info.name.clone(), if keep { dtype } else { DType::F32 }))
     }
 

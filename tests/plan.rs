@@ -176,6 +176,7 @@ fn half_precision_needs_the_feature() {
 fn a_forced_way_must_exist() {
     let force = |op: &str, way: &str| Policy {
         forced: vec![(op.into(), way.into())],
+        ..Policy::default()
     };
     let plan = |policy| Plan::gpu(&chain(2), &Caps::baseline(), &policy);
     let error = plan(force("softmax", "fastest")).expect_err("no such way").to_string();

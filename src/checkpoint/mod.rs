@@ -19,6 +19,7 @@ pub use quantised::Int8Layer;
 
 use crate::adapter::Overlay;
 use crate::convert::WeightType;
+use crate::plan::ConvrotPath;
 use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
 use serde_json::Value;
@@ -523,6 +524,7 @@ impl fmt::Debug for Checkpoint {
 pub struct Weights {
     checkpoint: Arc<Checkpoint>,
     path: String,
+    convrot: ConvrotPath,
 }
 
 impl Weights {
@@ -531,7 +533,19 @@ impl Weights {
         Self {
             checkpoint,
             path: String::new(),
+            convrot: ConvrotPath::default(),
         }
+    }
+
+    /// The same weights, whose int8 layers run on `path`.
+    #[must_use]
+    pub fn with_convrot(self, path: ConvrotPath) -> Self {
+        Self { convrot: path, ..self }
+    }
+
+    /// How int8 layers run.
+    pub fn convrot(&self) -> ConvrotPath {
+        self.convrot
     }
 
     /// The part below `name`.
@@ -539,6 +553,7 @@ impl Weights {
         Self {
             checkpoint: self.checkpoint.clone(),
             path: self.full(&name.to_string()),
+            convrot: self.convrot,
         }
     }
 

@@ -7,7 +7,9 @@ use super::names::Tensors;
 use super::safetensors;
 use super::{Checkpoint, CheckpointError, FileDType, Storage, TensorInfo};
 use crate::quant::convrot::{self, Audit, Marker, Refusal};
+use crate::quant::rotation::MIN_SCALE;
 use crate::tensor::{self, DType, Shape, Tensor, TensorType};
+use half::f16;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -247,6 +249,33 @@ impl Checkpoint {
                 Ok((info, Audit::of(&scales.data)))
             })
             .collect()
+    }
+
+    /// Whether any weight is an int8 layer's.
+    pub fn has_int8(&self) -> bool {
+        self.tensors().any(TensorInfo::is_int8_tensorwise)
+    }
+
+    /// The smallest type that holds the weight of an int8 layer in its true basis: F16, or F32 where a row is too large or too
+    /// small for it.
+    ///
+    /// # Errors
+    /// If the scales cannot be read.
+    pub(crate) fn true_basis_dtype(&self, name: &str) -> Result<DType, CheckpointError> {
+        let Some(int8) = self.info(name)?.int8().filter(|_| self.has_values()) else {
+            return Ok(DType::F16);
+        };
+        let spread = (int8.marker.group.unwrap_or(1) as f32).sqrt();
+        let scales = self.load(&format!("{name}_scale"), DType::F32)?.data;
+        let fits = |scale: f32| {
+            let largest = 128.0 * scale;
+            scale <= MIN_SCALE || (largest * spread < f16::MAX.to_f32() && largest > f16::MIN_POSITIVE.to_f32())
+        };
+        Ok(if scales.into_iter().all(fits) {
+            DType::F16
+        } else {
+            DType::F32
+        })
     }
 
     /// Whether `name` is a weight of codes that are to become values of `dtype`.

@@ -10,7 +10,7 @@ use crate::error::{CheckpointError, Error, Result};
 use crate::graph::Graph;
 use crate::memory::budget;
 use crate::models::{Model, Vae, qwen3, z_image};
-use crate::plan::{Plan, Policy};
+use crate::plan::{Choice, Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
 use crate::text::{Tokenizer, Tokens, prompt};
 use std::sync::Arc;
@@ -209,7 +209,11 @@ impl Pipeline {
     /// # Errors
     /// As [`Models::read`].
     pub fn new(parts: Parts, device: Device, dtype: DType, policy: Policy) -> Result<Self> {
-        let models = Models::read(&parts)?;
+        let mut models = Models::read(&parts)?;
+        let (path, _) = policy.convrot.resolve(device.caps());
+        for weights in [&mut models.text.1, &mut models.transformer.1] {
+            *weights = weights.clone().with_convrot(path);
+        }
         let vae = VaeRunner::new(models.vae.clone(), device.clone(), dtype, policy.clone());
         Ok(Self {
             models,
@@ -252,6 +256,14 @@ impl Pipeline {
     /// How ways of operators are chosen.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// How int8 layers run, and why, where a part has any.
+    pub fn convrot(&self) -> Option<Choice> {
+        let Models { text, transformer, vae } = &self.models;
+        let mut parts = [&text.1, &transformer.1, &vae.1].into_iter();
+        let any = parts.any(|weights| weights.checkpoint().has_int8());
+        any.then(|| self.policy.convrot.resolve(self.device.caps()).1)
     }
 
     /// Storage of activations.

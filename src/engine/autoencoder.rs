@@ -35,6 +35,7 @@ impl Autoencoder {
         let (device, device_note, dtype) = open_device(options).await?;
         let policy = Policy {
             forced: options.kernels.clone(),
+            convrot: options.convrot,
         };
         Ok(Self {
             note: scaling_note(&vae, &checkpoint),

@@ -1,4 +1,4 @@
-use super::check_size;
+use super::{Int8Line, check_size};
 use crate::backend::Planner;
 use crate::checkpoint::{Checkpoint, Part, Weights};
 use crate::diffusion::tiled::{Half, Room, Route, route};
@@ -31,6 +31,10 @@ pub struct Inspection {
     pub file_bytes: u64,
     /// Storage of activations.
     pub dtype: &'static str,
+    /// Int8 layers, with what half precision would do to their scales.
+    pub int8: Vec<Int8Line>,
+    /// How they run, and why.
+    pub int8_path: Option<String>,
     /// Memory of each task.
     pub plans: Vec<PlanLine>,
 }
@@ -161,7 +165,8 @@ impl Inspection {
     /// If it is no known model, a tensor is missing or has another shape, or the model cannot have the size.
     pub fn of(checkpoint: &Arc<Checkpoint>, target: &Target) -> Result<Self> {
         let model = Model::read(checkpoint)?;
-        let weights = Weights::new(checkpoint.clone());
+        let (path, choice) = target.policy.convrot.resolve(target.gpu.as_ref());
+        let weights = Weights::new(checkpoint.clone()).with_convrot(path);
         // Small and ragged sizes use every tensor, the padding tokens too.
         let mut used = BTreeSet::new();
         for graph in graphs(&model, &weights, 2, 2, 1, DType::F32)? {
@@ -172,6 +177,8 @@ impl Inspection {
         }
         let status = |name: &str| match name {
             name if used.contains(name) || read_on_host(&model, name) => Status::Mapped,
+            // Scales of a weight that is brought to its true basis when it is loaded.
+            name if name.strip_suffix("_scale").is_some_and(|weight| used.contains(weight)) => Status::Mapped,
             name if not_run(&model, name) => Status::NotRun,
             _ => Status::Unknown,
         };
@@ -211,6 +218,10 @@ impl Inspection {
             file_bytes: checkpoint.tensors().map(|info| info.byte_len() as u64).sum(),
             dtype: dtype.name(),
             plans,
+            int8: Int8Line::all(checkpoint)?,
+            int8_path: checkpoint
+                .has_int8()
+                .then(|| format!("{}: {}", choice.way, choice.reason)),
         })
     }
 }

@@ -2,11 +2,13 @@
 
 mod autoencoder;
 mod inspect;
+mod int8;
 mod load;
 mod request;
 
 pub use autoencoder::Autoencoder;
 pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine, TilesLine};
+pub use int8::Int8Line;
 #[cfg(feature = "native")]
 pub use load::Files;
 pub use load::{Defaults, Memory, Source};
@@ -14,13 +16,13 @@ pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage}
 
 use crate::adapter::Report;
 use crate::backend::Device;
-use crate::checkpoint::TensorInfo;
 use crate::convert::WeightType;
 use crate::diffusion::Guidance;
 use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
 use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
 use crate::error::{Error, Result};
 use crate::media::Image;
+use crate::models::linear::stays_packed;
 use crate::models::z_image;
 use crate::plan::{Bytes, Choice, Policy};
 use crate::tensor::{DType, Tensor};
@@ -59,9 +61,11 @@ impl Engine {
         let (device, device_note, dtype) = open_device(options).await?;
         let policy = Policy {
             forced: options.kernels.clone(),
+            convrot: options.convrot,
         };
         let types = source.retype(options.weight_type);
-        let adapters = source.adapt(&|_, info| stays_packed(info))?;
+        let (path, _) = policy.convrot.resolve(device.caps());
+        let adapters = source.adapt(&|_, info| stays_packed(info, path))?;
         let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
@@ -270,6 +274,7 @@ impl Engine {
             .sessions()
             .flat_map(|(_, session)| session.plan().choices.clone())
             .chain(self.pipeline.vae().tiled().flat_map(|ran| ran.choices.clone()))
+            .chain(self.pipeline.convrot())
             .collect()
     }
 
@@ -467,11 +472,6 @@ impl Engine {
         list.push(("software", concat!("rotile ", env!("CARGO_PKG_VERSION")).to_owned()));
         list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
-}
-
-/// Whether a weight is in blocks or codes on the device.
-fn stays_packed(info: &TensorInfo) -> bool {
-    info.shape.len() == 2 && info.device().is_ok_and(DType::is_packed)
 }
 
 /// The device, why it is this one, and how it stores activations.

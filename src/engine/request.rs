@@ -6,6 +6,7 @@ use crate::diffusion::vae::VaeOptions;
 use crate::error::{GpuError, Result};
 use crate::gpu::{AdapterChoice, Gpu, Limits};
 use crate::media::Image;
+use crate::plan::ConvrotMode;
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -71,6 +72,8 @@ pub struct Options {
     pub dtype: Option<DType>,
     /// Ways of operators to force, as `(operator, way)`, for diagnosis.
     pub kernels: Vec<(String, String)>,
+    /// How int8 layers run.
+    pub convrot: ConvrotMode,
     /// Limits to open a GPU with, below its own, for diagnosis.
     pub limits: Limits,
     /// How the autoencoder runs.

@@ -7,29 +7,10 @@ use crate::graph::{Graph, Value};
 use crate::ops::{Act, Attention, Conv2d, Epilogue};
 use crate::tensor::{DType, Tensor};
 
+pub use super::linear::{Guard, embedding, linear, linear_bias, linear_guarded};
+
 /// Widest head that attention takes. Tables of angles are made before it sees one.
 pub(super) const MAX_HEAD: usize = 512;
-
-/// `x w^T`, with the `weight` below `w` of `out` rows.
-///
-/// # Errors
-/// If there is no such weight, or something does not fit.
-pub fn linear(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
-    adapted(g, w, (x, Layer::Linear), out, epilogue, |g, epilogue| {
-        let inner = g.shape(x).last();
-        let weight = g.weight(w, "weight", [out, inner])?;
-        Ok(g.matmul(x, weight, epilogue)?)
-    })
-}
-
-/// `x w^T + b`.
-///
-/// # Errors
-/// As [`linear`].
-pub fn linear_bias(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue) -> Result<Value> {
-    let bias = g.vector(w, "bias", out)?;
-    linear(g, w, x, out, epilogue.bias(bias))
-}
 
 /// RMS norm over the last axis, with the `weight` below `w`.
 pub(super) fn rms_norm(g: &mut Graph, w: &Weights, x: Value, eps: f32) -> Result<Value> {

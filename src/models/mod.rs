@@ -6,6 +6,7 @@ pub mod autoencoder_kl;
 pub mod blocks;
 mod config;
 mod kl_latents;
+pub mod linear;
 mod parts;
 pub mod qwen3;
 pub mod qwen_image_vae;

@@ -1,6 +1,6 @@
 //! Qwen3 as a text encoder: the hidden state before the last layer, as Z-Image takes it.
 
-use super::blocks::{MAX_HEAD, heads, linear, merge, result, rms_norm, rotary_table};
+use super::blocks::{MAX_HEAD, embedding, heads, linear, merge, result, rms_norm, rotary_table};
 use super::config::{Json, count};
 use crate::checkpoint::{Checkpoint, CheckpointError, Weights};
 use crate::error::{Error, Result};
@@ -114,8 +114,7 @@ pub fn encoder(g: &mut Graph, w: &Weights, cfg: &Config, ids: Value) -> Result<V
     let positions: Vec<_> = (0..tokens).map(|i| [i]).collect();
     let (cos, sin) = rotary_table(&positions, &[cfg.head_dim], cfg.rope_theta);
     let angles = (g.constant(cos), g.constant(sin));
-    let table = g.weight(&w.at("embed_tokens"), "weight", [cfg.vocabulary, cfg.hidden])?;
-    let mut x = g.embedding(table, ids)?;
+    let mut x = embedding(g, &w.at("embed_tokens"), ids, [cfg.vocabulary, cfg.hidden])?;
     g.tap("hidden_states.0", x);
     for i in 0..cfg.layers.saturating_sub(1) {
         x = layer(g, &w.at("layers").at(i), cfg, x, angles)?;

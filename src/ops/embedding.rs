@@ -47,7 +47,13 @@ fn copy_row(table: View<'_>, id: usize, row: &mut [f32]) {
     if let Some(found) = found {
         row.copy_from_slice(found);
     } else if let Some(blocks) = table.blocks.get(id * bytes..(id + 1) * bytes) {
-        quant::decode_into(table.ty.dtype, blocks, row);
+        match table.ty.dtype {
+            DType::I8 => row
+                .iter_mut()
+                .zip(blocks)
+                .for_each(|(v, &code)| *v = f32::from(code as i8)),
+            dtype => quant::decode_into(dtype, blocks, row),
+        }
     } else {
         row.fill(f32::NAN);
     }
@@ -61,7 +67,7 @@ impl Op for Embedding {
     fn infer(&self, inputs: &[TensorType]) -> Result<TensorType, ShapeError> {
         match inputs {
             [table, ids]
-                if (super::is_weight(table) || (table.dtype.is_blocks() && super::is_packed_matrix(table)))
+                if (super::is_weight(table) || super::is_packed_matrix(table))
                     && ids.dtype == DType::U32
                     && table.shape.len() == 2
                     && ids.shape.len() == 1 =>
@@ -71,7 +77,7 @@ impl Op for Embedding {
             _ => Err(ShapeError::new(
                 "embedding",
                 inputs,
-                "wants a table of floats or blocks [v, d] and indices [t]",
+                "wants a table of floats, codes or blocks [v, d] and indices [t]",
             )),
         }
     }
@@ -157,6 +163,7 @@ impl Op for Embedding {
             case(DType::F32, DType::BF16, 2000, 384, 77),
             case(DType::F32, DType::Q8_0, 11, 96, 7),
             case(DType::F16, DType::Q8_0, 12, 64, 7),
+            case(DType::F32, DType::I8, 11, 97, 7),
             case(DType::F32, DType::Q4_0, 11, 96, 7),
             case(DType::F32, DType::Q4_1, 11, 96, 7),
             case(DType::F16, DType::Q4_1, 12, 64, 7),

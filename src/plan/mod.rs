@@ -1,9 +1,11 @@
 //! The plan of a graph: what runs in which order, in which buffers, with every byte known before anything is allocated.
 
 mod buffers;
+mod convrot;
 mod policy;
 
 pub use buffers::{Lifetime, Sharing, lower_bound, share};
+pub use convrot::{ConvrotMode, ConvrotPath};
 pub use policy::{Choice, Policy};
 
 use crate::error::PlanError;

@@ -1,5 +1,6 @@
 //! Which way of an operator runs: the fastest that is validated on this adapter, and why.
 
+use super::ConvrotMode;
 use crate::error::PlanError;
 use crate::gpu::Caps;
 use crate::op::Way;
@@ -39,6 +40,8 @@ impl Validated {
 pub struct Policy {
     /// `(op, way)` pairs that are taken whatever the table says, for diagnosis.
     pub forced: Vec<(String, String)>,
+    /// How int8 layers run.
+    pub convrot: ConvrotMode,
 }
 
 /// What was chosen for an operator, and on what grounds.

@@ -11,6 +11,7 @@ use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::{VaeDType, VaeOptions};
 use rotile::engine::{Autoencoder, DeviceChoice, Engine, Files, Options, Source};
 use rotile::gpu::Limits;
+use rotile::plan::ConvrotMode;
 use rotile::tensor::DType;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -130,6 +131,15 @@ pub(crate) struct DeviceArgs {
     /// Run an operator in a given way on the GPU, for diagnosis; may be repeated
     #[arg(long, value_name = "OP=WAY", value_parser = op_way, value_delimiter = ',', env = "ROTILE_KERNEL", hide_env_values = true)]
     kernel: Vec<(String, String)>,
+    /// How int8 layers run: auto, native, op, dense or compat
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "auto",
+        env = "ROTILE_CONVROT_MODE",
+        hide_env_values = true
+    )]
+    convrot_mode: ConvrotMode,
     /// Largest buffer of the GPU, for diagnosis; no more than its own
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     max_buffer: Option<u32>,
@@ -148,6 +158,7 @@ impl DeviceArgs {
                 Storage::F16 => DType::F16,
             }),
             kernels: self.kernel.clone(),
+            convrot: self.convrot_mode,
             limits: Limits {
                 max_buffer: self.max_buffer.map(bytes),
                 max_binding: self.max_binding.map(bytes),

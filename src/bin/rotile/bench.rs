@@ -73,6 +73,7 @@ fn ops(filter: &str, all: bool, args: &DeviceArgs, as_json: bool) -> Result<Valu
             for way in ways {
                 let policy = Policy {
                     forced: vec![(entry.name.to_owned(), way.to_owned())],
+                    ..Policy::default()
                 };
                 let mut session = prepare(&case, &device, &policy)?;
                 let row = Row {

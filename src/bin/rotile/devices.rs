@@ -21,10 +21,14 @@ pub(crate) fn run(args: &DevicesArgs, as_json: bool, verbose: bool) -> Result<()
         (None, _) => "there is no GPU adapter",
     };
     let used = chosen.as_ref().map_or("cpu".into(), |(index, _)| index.to_string());
-    let choices = match (&chosen, verbose) {
+    let mut choices = match (&chosen, verbose) {
         (Some((index, _)), true) => ways(&list[*index].caps.limited(&options.limits), &options.kernels)?,
         _ => BTreeSet::new(),
     };
+    if verbose {
+        let caps = chosen.as_ref().map(|(index, _)| &list[*index].caps);
+        choices.insert(options.convrot.resolve(caps).1);
+    }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     if as_json {
         return output::json(&json!({
@@ -62,6 +66,7 @@ pub(crate) fn chosen(list: &[Adapter], device: &DeviceChoice) -> rotile::Result<
 fn ways(caps: &Caps, forced: &[(String, String)]) -> Result<BTreeSet<Choice>> {
     let policy = Policy {
         forced: forced.to_vec(),
+        ..Policy::default()
     };
     let mut found = BTreeSet::new();
     for entry in OPS {

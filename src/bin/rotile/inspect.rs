@@ -4,7 +4,7 @@ use crate::args::InspectArgs;
 use crate::{Usage, devices, output};
 use anyhow::{Context as _, Result};
 use rotile::checkpoint::Checkpoint;
-use rotile::engine::{Inspection, PlanLine, Status, Target, TensorLine};
+use rotile::engine::{Inspection, Int8Line, PlanLine, Status, Target, TensorLine};
 use rotile::gpu::adapters;
 use rotile::media::Image;
 use rotile::plan::Policy;
@@ -36,6 +36,7 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
         gpu: devices::chosen(&list, &options.device)?.map(|(index, _)| list[index].caps.limited(&options.limits)),
         policy: Policy {
             forced: options.kernels,
+            convrot: options.convrot,
         },
         vae: args.vae.options(),
     };
@@ -118,8 +119,28 @@ fn text(part: &Inspection) -> Result<()> {
         count(Status::Unknown),
         mib(part.file_bytes)
     ))?;
+    int8(part)?;
     plans(&part.plans)?;
     output::line("")
+}
+
+/// How int8 layers run, and the layers whose scales F16 could not hold.
+fn int8(part: &Inspection) -> Result<()> {
+    let Some(path) = &part.int8_path else { return Ok(()) };
+    output::line(format_args!("  int8 layers run as {path}"))?;
+    let lost = |line: &&Int8Line| line.subnormal + line.zero + line.infinite > 0;
+    for line in part.int8.iter().filter(lost) {
+        output::line(format_args!(
+            "    {}: of {} scales {} would be subnormal in F16, {} zero, {} infinite",
+            line.name, line.rows, line.subnormal, line.zero, line.infinite
+        ))?;
+    }
+    let worst = part.int8.iter().map(|line| line.worst).fold(0.0, f32::max);
+    output::line(format_args!(
+        "  {} int8 layers; scales stay F32, where F16 would be off by up to {:.3} %",
+        part.int8.len(),
+        100.0 * worst
+    ))
 }
 
 /// A table: bytes of the whole, MiB of its parts.

@@ -52,9 +52,10 @@ struct Tiled {
 impl VaeRunner {
     /// Weights follow when the first session needs them.
     pub fn new((vae, weights): (Vae, Weights), device: Device, dtype: DType, policy: Policy) -> Self {
+        let (path, _) = policy.convrot.resolve(device.caps());
         Self {
             vae,
-            weights,
+            weights: weights.with_convrot(path),
             device,
             dtype,
             policy,

@@ -12,6 +12,7 @@ use rotile::checkpoint::Checkpoint;
 use rotile::convert::{Container, Conversion, WeightType};
 use rotile::engine::{Cancel, DeviceChoice, Engine, Options, Picture, Request, Source};
 use rotile::media::Comparison;
+use rotile::plan::{ConvrotMode, ConvrotPath};
 use rotile::tensor::DType;
 use std::sync::Arc;
 
@@ -45,6 +46,42 @@ struct Path {
 
 const PATHS: &[Path] = &[
     Path {
+        name: "ConvRot int8, op",
+        weights: WeightType::ConvrotInt8 { group: 256 },
+        options: |o| Options {
+            convrot: ConvrotMode::Forced(ConvrotPath::Op),
+            ..o
+        },
+        psnr: 40.0,
+    },
+    Path {
+        name: "ConvRot int8, dense",
+        weights: WeightType::ConvrotInt8 { group: 256 },
+        options: |o| Options {
+            convrot: ConvrotMode::Forced(ConvrotPath::Dense),
+            ..o
+        },
+        psnr: 40.0,
+    },
+    Path {
+        name: "ConvRot int8, compat",
+        weights: WeightType::ConvrotInt8 { group: 256 },
+        options: |o| Options {
+            convrot: ConvrotMode::Forced(ConvrotPath::Compat),
+            ..o
+        },
+        psnr: 40.0,
+    },
+    Path {
+        name: "ConvRot int8, native",
+        weights: WeightType::ConvrotInt8 { group: 256 },
+        options: |o| Options {
+            convrot: ConvrotMode::Forced(ConvrotPath::Native),
+            ..o
+        },
+        psnr: 30.0,
+    },
+    Path {
         name: "GGUF q8_0",
         weights: WeightType::Blocks(DType::Q8_0),
         options: |o| o,
@@ -54,7 +91,7 @@ const PATHS: &[Path] = &[
         name: "GGUF q4_k",
         weights: WeightType::Blocks(DType::Q4K),
         options: |o| o,
-        psnr: 20.0,
+        psnr: 25.0,
     },
 ];
 

@@ -292,11 +292,15 @@ fn the_oracle_of_quantised_layers() {
 fn packed_weights_are_never_changed() {
     let codes: Vec<u8> = (0..64 * 64).map(|i| (i * 7 % 255) as u8).collect();
     let floats = vec![0u8; 64 * 64 * 4];
+    let scales = 0.01f32.to_le_bytes().repeat(64);
+    let marker = br#"{"format":"int8_tensorwise","convrot":true,"convrot_groupsize":64}"#;
     let view = |dtype, shape: &[usize], bytes| {
         safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes).expect("bytes fill the shape")
     };
     let views = [
         ("a.weight", view(safetensors::Dtype::I8, &[64, 64], &codes)),
+        ("a.weight_scale", view(safetensors::Dtype::F32, &[64, 1], &scales)),
+        ("a.comfy_quant", view(safetensors::Dtype::U8, &[marker.len()], marker)),
         ("b.weight", view(safetensors::Dtype::F32, &[64, 64], &floats)),
     ];
     let bytes = safetensors::serialize(views, None).expect("a file");

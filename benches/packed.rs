@@ -8,11 +8,13 @@
 use rotile::backend::{Device, Session};
 use rotile::checkpoint::{Checkpoint, Weights};
 use rotile::cpu::Cpu;
+use rotile::error::ShapeError;
 use rotile::gpu::{AdapterChoice, Gpu};
-use rotile::graph::Graph;
+use rotile::graph::{Graph, Value};
 use rotile::op::random_tensor;
 use rotile::ops::Epilogue;
 use rotile::plan::Policy;
+use rotile::quant::rotation;
 use rotile::tensor::{DType, Tensor, TensorType};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,7 +52,7 @@ fn main() {
     for device in devices {
         println!("{}", device.name());
         println!(
-            "{:>5} {:>6} {:>6}  {:<5} {:>9} {:>9} {:>7} {:>7}  way",
+            "{:>5} {:>6} {:>6}  {:<6} {:>9} {:>9} {:>7} {:>7}  ways",
             "m", "n", "k", "type", "ms", "GFLOP/s", "GB/s", "x f32"
         );
         let layers = if test { &[[33, 512]][..] } else { &LAYERS[..] };
@@ -63,34 +65,102 @@ fn main() {
     }
 }
 
+/// How a product is made.
+#[derive(Clone, Copy)]
+enum Product {
+    /// With a weight of this type.
+    Plain(DType),
+    /// ConvRot: the rotation, then I8 codes with a scale for each row.
+    Op,
+    /// The same with the rotation as a product.
+    Dense,
+    /// The same with the activations in codes too, and integer sums.
+    Native,
+}
+
+impl Product {
+    fn all() -> impl Iterator<Item = Self> {
+        let types = [DType::F32, DType::BF16].into_iter().chain(DType::BLOCKS);
+        types.map(Self::Plain).chain([Self::Op, Self::Dense, Self::Native])
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain(dtype) => dtype.name(),
+            Self::Op => "op",
+            Self::Dense => "dense",
+            Self::Native => "native",
+        }
+    }
+
+    fn dtype(self) -> DType {
+        match self {
+            Self::Plain(dtype) => dtype,
+            _ => DType::I8,
+        }
+    }
+
+    fn build(self, g: &mut Graph, x: Value, w: Value) -> Result<Value, ShapeError> {
+        const GROUP: usize = 256;
+        if let Self::Plain(_) = self {
+            return g.matmul(x, w, Epilogue::default());
+        }
+        let n = g.shape(w)[0];
+        let scales = g.constant(Tensor::new([n], vec![0.01; n]));
+        let x = match self {
+            Self::Dense => {
+                let shape = g.shape(x).clone();
+                let matrix = g.constant(Tensor::new([GROUP, GROUP], rotation::matrix(GROUP)));
+                let groups = g.reshape(x, [shape.count() / GROUP, GROUP])?;
+                let y = g.matmul(groups, matrix, Epilogue::default())?;
+                g.reshape(y, shape)?
+            }
+            _ => g.rotate(x, GROUP)?,
+        };
+        if let Self::Native = self {
+            let (codes, rows) = g.quantize_rows(x)?;
+            return g.matmul_i8((codes, rows), (w, scales), Epilogue::default());
+        }
+        g.matmul(x, w, Epilogue::default().scale(scales))
+    }
+}
+
 fn table(device: &Device, [m, n, k]: [usize; 3], test: bool) {
-    let types = [DType::F32, DType::BF16, DType::I8].into_iter().chain(DType::BLOCKS);
     let mut f32_time = None;
-    for dtype in types.filter(|d| k.is_multiple_of(d.block().0)) {
-        let Some(mut session) = prepare(device, [m, n, k], dtype) else {
-            println!("{m:>5} {n:>6} {k:>6}  {dtype:<5} does not run");
+    for product in Product::all().filter(|p| k.is_multiple_of(p.dtype().block().0)) {
+        let name = product.name();
+        let Some(mut session) = prepare(device, [m, n, k], product) else {
+            println!("{m:>5} {n:>6} {k:>6}  {name:<6} does not run");
             continue;
         };
         let time = measure(&mut session, test).as_secs_f64();
         let base = *f32_time.get_or_insert(time);
         let cost = session.plan().cost;
-        let way = session.plan().choices.first().map_or("cpu", |c| c.way);
+        let ways: Vec<_> = session
+            .plan()
+            .choices
+            .iter()
+            .map(|c| format!("{}: {}", c.op, c.way))
+            .collect();
+        // The product alone counts: a rotation is what a path costs, not what it does.
         println!(
-            "{m:>5} {n:>6} {k:>6}  {dtype:<5} {:>9.2} {:>9.2} {:>7.2} {:>7.2}  {way}",
+            "{m:>5} {n:>6} {k:>6}  {name:<6} {:>9.2} {:>9.2} {:>7.2} {:>7.2}  {}",
             time * 1e3,
-            cost.flops / time / 1e9,
+            2.0 * (m * n * k) as f64 / time / 1e9,
             cost.bytes / time / 1e9,
-            base / time
+            base / time,
+            ways.join(", ")
         );
     }
 }
 
-fn prepare(device: &Device, [m, n, k]: [usize; 3], dtype: DType) -> Option<Session> {
+fn prepare(device: &Device, [m, n, k]: [usize; 3], product: Product) -> Option<Session> {
     let mut graph = Graph::new(DType::F32);
+    let dtype = product.dtype();
     let types = [TensorType::new(DType::F32, [m, k]), TensorType::new(dtype, [n, k])];
     let x = graph.input("x", types[0].clone());
     let w = graph.input("w", types[1].clone());
-    let y = graph.matmul(x, w, Epilogue::default()).ok()?;
+    let y = product.build(&mut graph, x, w).ok()?;
     graph.output("y", y);
     let none = b"\x02\0\0\0\0\0\0\0{}";
     let weights = Weights::new(Arc::new(Checkpoint::from_bytes("none", none[..].into()).ok()?));

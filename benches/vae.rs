@@ -38,14 +38,17 @@ fn main() -> Result<()> {
         devices.push((Device::Gpu(gpu), side));
     }
     for (device, side) in devices {
-        let limit = if real { best_matmul(&device)? } else { f64::NAN };
+        let limit = if real { Some(best_matmul(&device)?) } else { None };
         let (seconds, flops) = decode(&device, &weights, side)?;
         let rate = flops / seconds / 1e9;
+        let share = limit.map_or(String::new(), |limit| {
+            let percent = 100.0 * rate / limit;
+            format!(", {percent:.0} % of the best matmul ({limit:.1} GFLOP/s)")
+        });
+        let pixels = 8 * side;
         println!(
-            "{}: decode {pixels}x{pixels}: {seconds:.2} s, {rate:.1} GFLOP/s, {:.0} % of the best matmul ({limit:.1} GFLOP/s)",
-            device.name(),
-            100.0 * rate / limit,
-            pixels = 8 * side,
+            "{}: decode {pixels}x{pixels}: {seconds:.2} s, {rate:.1} GFLOP/s{share}",
+            device.name()
         );
     }
     Ok(())

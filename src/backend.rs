@@ -38,6 +38,44 @@ enum Held {
     Cpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Tensor>>>),
 }
 
+/// What plans are made for: a device, or what is known of one.
+#[derive(Clone, Copy, Debug)]
+pub struct Planner<'a> {
+    /// Limits and features of the GPU; `None` is the CPU.
+    pub caps: Option<&'a Caps>,
+    /// How ways of operators are chosen.
+    pub policy: &'a Policy,
+}
+
+impl<'a> Planner<'a> {
+    /// For a device that is open.
+    pub fn of(device: &'a Device, policy: &'a Policy) -> Self {
+        Self {
+            caps: device.caps(),
+            policy,
+        }
+    }
+
+    /// The plan of a graph: nothing is allocated.
+    ///
+    /// # Errors
+    /// If the plan does not fit the device.
+    pub fn plan(self, graph: &Graph) -> Result<Plan> {
+        Ok(match self.caps {
+            Some(caps) => Plan::gpu(graph, caps, self.policy)?,
+            None => Plan::cpu(graph),
+        })
+    }
+
+    /// Bytes that a plan takes there.
+    pub fn bytes(self, plan: &Plan) -> Bytes {
+        match self.caps {
+            Some(_) => plan.gpu_bytes(),
+            None => plan.cpu_bytes(),
+        }
+    }
+}
+
 impl Device {
     /// Compiles, allocates and uploads all that `graph` needs. `weights` is the checkpoint whose names the graph uses.
     ///
@@ -55,10 +93,7 @@ impl Device {
     /// # Errors
     /// If the plan does not fit the device.
     pub fn plan(&self, graph: &Graph, policy: &Policy) -> Result<Plan> {
-        Ok(match self {
-            Self::Gpu(gpu) => Plan::gpu(graph, gpu.caps(), policy)?,
-            Self::Cpu(_) => Plan::cpu(graph),
-        })
+        Planner::of(self, policy).plan(graph)
     }
 
     /// Element types that activations can have here, best first. The CPU computes in `f32` only.

@@ -289,7 +289,7 @@ impl Graph {
             }
             .into());
         }
-        let dtype = info.weight()?;
+        let dtype = info.device()?;
         if dtype == DType::I8 && !info.is_int8_tensorwise() {
             return Err(CheckpointError::DType {
                 file: weights.checkpoint().name().to_owned(),

@@ -333,6 +333,34 @@ fn encodes_and_decodes() {
     );
 }
 
+/// A safetensors file with this header and so many bytes behind it, of which the disk holds none.
+fn sparse(path: &Path, header: &str, bytes: u64) {
+    use std::io::Write as _;
+    let mut file = fs::File::create(path).expect("a file");
+    file.write_all(&(header.len() as u64).to_le_bytes()).expect("written");
+    file.write_all(header.as_bytes()).expect("written");
+    file.set_len(8 + header.len() as u64 + bytes).expect("long enough");
+}
+
+#[test]
+fn latents_that_cannot_be_decoded_are_refused_before_they_are_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("latent.safetensors");
+    let name = path.to_string_lossy().into_owned();
+    let out = folder.path().join("a.png").to_string_lossy().into_owned();
+    let decode = |metadata: &str, shape: &str, bytes: u64, words: &str| {
+        let tensor = format!(r#""latent":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{bytes}]}}"#);
+        sparse(&path, &format!("{{{metadata}{tensor}}}"), bytes);
+        refused(&["decode", &name, "--out", &out, "--device", "cpu"], 1, words);
+    };
+    // 4 TiB: more than any machine that runs this has.
+    decode("", "[1,16,262144,262144]", 16 << 38, "out of memory");
+    decode("", "[16,4,4]", 1024, "a latent is [1, c, h, w]");
+    decode("", "[1,16,0,4]", 0, "empty");
+    let other = r#""__metadata__":{"convention":"raw z of the autoencoder"},"#;
+    decode(other, "[1,16,4,4]", 1024, "raw z of the autoencoder");
+}
+
 #[test]
 fn an_autoencoder_alone_makes_a_round_trip() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -2,7 +2,7 @@
 //! whole or not there.
 
 use rotile::checkpoint::{Checkpoint, CheckpointError};
-use rotile::convert::{Container, Conversion, Target, Written};
+use rotile::convert::{Container, Conversion, WeightType, Written};
 use rotile::engine::Cancel;
 use rotile::error::Error;
 use rotile::quant::{self, rotation};
@@ -46,7 +46,7 @@ fn from(tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) -> Checkpoint {
 }
 
 fn write(checkpoint: &Checkpoint, to: &str, container: Container) -> Result<Vec<u8>, Error> {
-    let target: Target = to.parse().expect("a target");
+    let target: WeightType = to.parse().expect("a target");
     let conversion = Conversion::plan(checkpoint, target, container)?;
     let mut bytes = Vec::new();
     let mut last = None;
@@ -92,7 +92,7 @@ fn plain_types_are_rounded_and_keep_the_configuration() {
 fn blocks_are_those_of_the_encoder_and_others_are_listed() {
     let source = source();
     for dtype in DType::BLOCKS {
-        let target: Target = dtype.name().parse().expect("a target");
+        let target: WeightType = dtype.name().parse().expect("a target");
         let conversion = Conversion::plan(&source, target, Container::Gguf).expect("planned");
         let fate = |name: &str| {
             let planned = conversion.tensors().iter().find(|p| p.info.stored == name);
@@ -182,7 +182,7 @@ fn rotated_int8_is_what_comfyui_stores() {
 fn what_a_file_cannot_hold_is_refused() {
     let source = source();
     let plan = |to: &str, container| {
-        let target: Target = to.parse().expect("a target");
+        let target: WeightType = to.parse().expect("a target");
         Conversion::plan(&source, target, container)
             .map(drop)
             .expect_err("refused")
@@ -190,7 +190,7 @@ fn what_a_file_cannot_hold_is_refused() {
     };
     assert!(plan("q8_0", Container::Safetensors).contains(".gguf"));
     assert!(plan("convrot-int8", Container::Gguf).contains(".safetensors"));
-    let group = Conversion::plan(&source, Target::ConvrotInt8 { group: 128 }, Container::Safetensors);
+    let group = Conversion::plan(&source, WeightType::ConvrotInt8 { group: 128 }, Container::Safetensors);
     assert!(group.map(drop).expect_err("refused").to_string().contains("power of 4"));
     let ids = from(&[("ids", Dtype::I64, vec![2], vec![0; 16])]);
     assert!(
@@ -236,9 +236,36 @@ fn values_that_do_not_fit_or_are_not_finite_are_errors() {
 fn cancelling_stops_between_rows() {
     let source = source();
     let cancel = Cancel::new();
-    let conversion = Conversion::plan(&source, Target::Blocks(DType::Q8_0), Container::Gguf).expect("planned");
+    let conversion = Conversion::plan(&source, WeightType::Blocks(DType::Q8_0), Container::Gguf).expect("planned");
     let mut bytes = Vec::new();
     let result = conversion.write(&mut bytes, &mut |_| cancel.cancel(), &cancel);
     assert!(matches!(result, Err(Error::Cancelled)));
     assert!((bytes.len() as u64) < conversion.byte_len());
+}
+
+#[test]
+fn int8_layers_become_plain_again() {
+    let source = source();
+    let int8 = write(&source, "convrot-int8", Container::Safetensors).expect("converts");
+    let int8 = Checkpoint::from_bytes("int8.safetensors", int8.into()).expect("reads back");
+    for (to, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
+        let bytes = write(&int8, to, Container::Safetensors).expect("converts back");
+        let plain = Checkpoint::from_bytes("plain.safetensors", bytes.into()).expect("reads back");
+        assert_eq!(plain.tensors().len(), 6, "scales and markers are gone");
+        for info in plain.tensors() {
+            let want = int8.load(&info.name, dtype).expect("there").to_dtype(DType::F32).data;
+            assert_eq!(values(&plain, &info.name), want, "{to} {}", info.name);
+        }
+    }
+    // What is int8 stays as it is, to the byte.
+    let again = write(&int8, "convrot-int8", Container::Safetensors).expect("converts");
+    let again = Checkpoint::from_bytes("again.safetensors", again.into()).expect("reads back");
+    for name in ["layers.0.w1.weight", "layers.0.w2.weight"] {
+        let codes = |c: &Checkpoint| c.load(name, DType::I8).expect("codes").blocks;
+        assert_eq!(codes(&again), codes(&int8));
+    }
+    let blocks = write(&int8, "q8_0", Container::Gguf)
+        .expect_err("GGUF has no int8 rows")
+        .to_string();
+    assert!(blocks.contains("f16 first"), "{blocks}");
 }

@@ -261,3 +261,26 @@ fn reshaped_and_ragged_tensors_are_decoded() {
     let wrong = small().with("comfy.gguf.orig_shape.b", 9, shape(&[2, 2]));
     assert!(refused(&wrong).contains("`comfy.gguf.orig_shape.b` is [2, 2], which is no shape for the elements of [3]"));
 }
+
+/// The converter decodes them in pieces, which are no whole blocks either.
+#[test]
+fn ragged_tensors_are_converted() {
+    use rotile::convert::{Container, Conversion};
+    let values: Vec<f32> = (0..512).map(|i| (i % 37) as f32 - 18.0).collect();
+    let shape: Vec<u8> = [8i32, 16, 2, 2].iter().flat_map(|d| d.to_le_bytes()).collect();
+    let file = File::new()
+        .with("comfy.gguf.orig_shape.conv.weight", 9, list(5, 4, &shape))
+        .values("conv.weight", DType::Q4K, &[2, 256], &values)
+        .values("bias", DType::Q8_0, &[512], &values);
+    let source = open(&file).expect("valid");
+    let conversion =
+        Conversion::plan(&source, "f32".parse().expect("a target"), Container::Safetensors).expect("plans");
+    let mut bytes = Vec::new();
+    let cancel = rotile::engine::Cancel::new();
+    conversion.write(&mut bytes, &mut |_| {}, &cancel).expect("converts");
+    let converted = Checkpoint::from_bytes("b.safetensors", bytes.into()).expect("valid");
+    for (name, shape) in [("conv.weight", &[8, 16, 2, 2][..]), ("bias", &[512])] {
+        let [got, want] = [&converted, &source].map(|c| c.load(name, DType::F32).expect("there"));
+        assert_eq!((&got.ty.shape[..], got.data), (shape, want.data), "{name}");
+    }
+}

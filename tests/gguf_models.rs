@@ -253,6 +253,7 @@ fn inspection_shows_types_and_packed_bytes() {
         dtype: DType::F32,
         gpu,
         policy: Policy::default(),
+        vae: rotile::diffusion::vae::VaeOptions::default(),
     };
     let baseline = rotile::gpu::Caps::baseline();
     for gpu in [None, Some(baseline)] {

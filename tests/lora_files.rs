@@ -20,6 +20,7 @@ use rotile::checkpoint::Checkpoint;
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Request, Source};
 use rotile::error::AdapterError;
 use rotile::models::{Role, Vae};
+use rotile::ops::{Act, Epilogue};
 use rotile::tensor::DType;
 use std::process::Command;
 use std::sync::Arc;
@@ -284,6 +285,54 @@ fn dense_differences_in_half_precision() {
     }
 }
 
+/// All that may follow a sum, after the adapters' part of it, in both types of activations.
+#[test]
+fn activations_gates_and_residuals_come_last() {
+    const NAME: &str = "layers.0.adaLN_modulation.0";
+    const N: usize = 1024;
+    let base = single("transformer", &[]);
+    let own = values(&base, &format!("{NAME}.weight")).data;
+    let bias = values(&base, &format!("{NAME}.bias")).data;
+    let (x, residual, gate) = (
+        random("x", &[3, 256]),
+        random("residual", &[3, N]),
+        random("gate", &[N]),
+    );
+    let inputs = [("x", &x), ("residual", &residual), ("gate", &gate)];
+    for kind in [LORA, Kind::Dora { rank: 2, rows: true }, Kind::LokrLow { rank: 2 }] {
+        let made = Made::new(kind, &[N, 256], "x");
+        let (new, _) = with(
+            &base,
+            Role::Transformer,
+            &[adapter("lora", &[(NAME, &made)], 1.0)],
+            Apply::Runtime,
+        );
+        let change = made.change(&own, 1.0);
+        let want = (0..3 * N).map(|at| {
+            let (i, j) = (at / N, at % N);
+            let weight = |k: usize| f64::from(own[j * 256 + k]) + change[j * 256 + k];
+            let sum: f64 = (0..256).map(|k| f64::from(x.data[i * 256 + k]) * weight(k)).sum();
+            let v = sum + f64::from(bias[j]);
+            (f64::from(residual.data[at]) + f64::from(gate.data[j]) * v / (1.0 + (-v).exp())) as f32
+        });
+        let want: Vec<f32> = want.collect();
+        for device in devices() {
+            for &dtype in device.dtypes() {
+                let got = run(&device, &new, &inputs, |g, w, v| {
+                    let v = v.iter().map(|&v| g.cast(v, dtype)).collect::<Result<Vec<_>, _>>()?;
+                    let epilogue = Epilogue::default().act(Act::Silu).residual(v[1]).gate(v[2]);
+                    let y = rotile::models::blocks::linear_bias(g, &w.at(NAME), v[0], N, epilogue)?;
+                    Ok(g.cast(y, DType::F32)?)
+                });
+                let limit = if dtype == DType::F16 { 5e-3 } else { LIMIT };
+                let error = worst(&got, &want);
+                eprintln!("{kind:?}, {dtype} on {}: {error:.1e}", device.name());
+                assert!(error <= limit, "{kind:?}, {dtype} on {}: {error:.1e}", device.name());
+            }
+        }
+    }
+}
+
 /// PEFT's own files have no alphas: its settings lie beside them.
 #[test]
 fn alphas_of_peft() {
@@ -496,6 +545,40 @@ fn what_has_no_place_is_listed_and_nothing_at_all_is_an_error() {
         error.to_string().contains("it is no adapter, or one for another model"),
         "{error}"
     );
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config { cases: 400, failure_persistence: None, ..Default::default() })]
+
+    /// Files of any tensors are applied or refused, and what is applied can be loaded.
+    #[test]
+    fn any_file_is_applied_or_refused(
+        tensors in proptest::collection::vec((0usize..22, 0usize..3, proptest::collection::vec(0usize..5, 0..5)), 1..5),
+        runtime: bool,
+    ) {
+        const FIELDS: [&str; 22] = [
+            "lora_down.weight", "lora_up.weight", "lora_mid.weight", "alpha", "dora_scale", "diff", "diff_b", "lokr_w1",
+            "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "hada_w1_a", "hada_w1_b",
+            "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2", "lora_A.x.weight", "w_norm",
+        ];
+        let named = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec(), random(name, shape).data);
+        let base = [named("a.weight", &[4, 3]), named("a.bias", &[4]), named("b.weight", &[4, 3, 2, 2]), named("c", &[4])];
+        let base = Arc::new(Checkpoint::from_bytes("base", file_of(base.to_vec()).into()).expect("a checkpoint"));
+        let mut file: Vec<_> = tensors
+            .iter()
+            .map(|(field, module, shape)| named(&format!("{}.{}", ["a", "b", "c"][*module], FIELDS[*field]), shape))
+            .collect();
+        file.sort_by(|a, b| a.0.cmp(&b.0));
+        file.dedup_by(|a, b| a.0 == b.0);
+        let adapter = from_tensors("fuzz", file, 0.5);
+        let how = if runtime { Apply::Runtime } else { Apply::Immediately };
+        let mut parts = [(Role::Transformer, base)];
+        if rotile::adapter::apply(&mut parts, &[adapter], how, &packed).is_ok() {
+            for info in parts[0].1.tensors() {
+                values(&parts[0].1, &info.name);
+            }
+        }
+    }
 }
 
 fn style() -> Vec<u8> {

@@ -12,6 +12,7 @@ mod support;
 use fixtures::scenes;
 use model::Part;
 use rotile::Error;
+use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::{VaeDType, VaeOptions};
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Files, Options, Request, Source};
 use rotile::media::{Comparison, Image};
@@ -107,6 +108,33 @@ fn an_overflow_is_repeated_in_single_precision() {
     let error = support::relative_rms(&got.data, &want.data);
     println!("f16 encoding, repeated in f32: {error:.1e}");
     assert!(error <= 1e-6);
+}
+
+#[test]
+fn tiles_are_said_once_where_they_are_repeated() {
+    if !has_f16() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    scaled(folder.path(), 1e6);
+    let files = Files {
+        vae: Some(folder.path().to_owned()),
+        ..Files::folder(scenes(""))
+    };
+    let options = Options {
+        vae: VaeOptions {
+            dtype: VaeDType::F16,
+            tile: Some(TileOptions { size: 48, overlap: 0 }),
+            ..VaeOptions::default()
+        },
+        ..Options::default()
+    };
+    let source = Source::open(&files).unwrap_or_else(|e| panic!("{e}"));
+    let mut half = pollster::block_on(Engine::new(source, &options)).unwrap_or_else(|e| panic!("{e}"));
+    let (picture, notes) = decode(&mut half, &latent(8));
+    picture.unwrap_or_else(|e| panic!("{e}"));
+    let count = |text: &str| notes.iter().filter(|note| note.contains(text)).count();
+    assert_eq!((count("tiles of"), count("overflowed")), (1, 1), "{notes:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! are loaded or added to the output of their layers.
 //!
 //! [`apply`] makes new checkpoints from those of a model: the same files, with changes that are computed when a weight is loaded,
-//! and the adapters' own tensors beside them. Model code asks for the latter in one place, through [`adapted`].
+//! and the adapters' own tensors beside them. Model code asks for the latter in one place, where it makes linear layers and convolutions.
 
 mod delta;
 mod names;

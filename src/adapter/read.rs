@@ -76,6 +76,10 @@ impl Reader<'_> {
         let Some(info) = self.fields.get(&field) else {
             return Ok(None);
         };
+        // So that no extent is larger than the number of values, whatever the other one is.
+        if info.shape.count() == 0 {
+            return Err(self.misfit(&info.stored, &info.shape, "no empty tensor"));
+        }
         let tensor = self.file.load(&info.name, DType::F32)?;
         Ok(Some(Values {
             name: info.stored.clone(),
@@ -102,7 +106,7 @@ impl Reader<'_> {
     }
 
     fn check(&self, values: &Values, fits: bool, wanted: impl Into<String>) -> Result<()> {
-        if fits && !values.data.is_empty() {
+        if fits {
             Ok(())
         } else {
             Err(self.misfit(&values.name, &values.shape, wanted))

@@ -335,17 +335,23 @@ pub(crate) fn adapted(
     g.enter(w);
     if let Some(factor) = &site.factor {
         let factor = g.vector(&all, factor, out)?;
-        let factor = along_channels(g, factor, layer)?;
+        g.enter(w);
+        let factor = along_channels(g, factor, y, layer)?;
         y = g.mul(y, factor)?;
         if let Some(bias) = epilogue.bias {
-            let bias = along_channels(g, bias, layer)?;
+            let bias = along_channels(g, bias, y, layer)?;
             y = g.add(y, bias)?;
         }
         if let Some(sum) = sum {
             y = g.add(y, sum)?;
         }
     }
-    y = match epilogue.act {
+    finish(g, y, layer, &epilogue)
+}
+
+/// What follows the sum: activation, gate and residual, one by one.
+fn finish(g: &mut Graph, y: Value, layer: Layer, epilogue: &Epilogue) -> Result<Value> {
+    let y = match epilogue.act {
         Act::None => y,
         Act::Relu => g.unary(y, Unary::Relu)?,
         Act::Silu => g.unary(y, Unary::Silu)?,
@@ -354,7 +360,7 @@ pub(crate) fn adapted(
     };
     Ok(match (epilogue.residual, epilogue.gate) {
         (Some(residual), Some(gate)) => {
-            let gate = along_channels(g, gate, layer)?;
+            let gate = along_channels(g, gate, y, layer)?;
             g.gated_add(residual, gate, y)?
         }
         (Some(residual), None) => g.add(residual, y)?,
@@ -362,9 +368,9 @@ pub(crate) fn adapted(
     })
 }
 
-/// A vector of channels, so that it broadcasts over an output.
-fn along_channels(g: &mut Graph, vector: Value, layer: Layer) -> Result<Value> {
-    let vector = g.cast(vector, g.dtype())?;
+/// A vector of channels, so that it broadcasts over the output `y`.
+fn along_channels(g: &mut Graph, vector: Value, y: Value, layer: Layer) -> Result<Value> {
+    let vector = g.cast(vector, g.ty(y).dtype)?;
     Ok(match layer {
         Layer::Linear => vector,
         Layer::Conv(_) => {

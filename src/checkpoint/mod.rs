@@ -18,6 +18,7 @@ pub use part::Part;
 pub use quantised::Int8Layer;
 
 use crate::adapter::Overlay;
+use crate::convert::WeightType;
 use crate::plan::ConvrotPath;
 use crate::quant;
 use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
@@ -46,6 +47,7 @@ pub struct TensorInfo {
     storage: usize,
     start: usize,
     len: usize,
+    retyped: Option<DType>,
     /// How often the bytes come in a row: more than once for the one scale of all rows.
     repeat: usize,
     int8: Option<Arc<Int8Layer>>,
@@ -60,6 +62,18 @@ impl TensorInfo {
     /// Bytes in the file.
     pub fn byte_len(&self) -> usize {
         self.len
+    }
+
+    /// The element type that it has on the device, if it is a matrix: that of the file, unless [`Checkpoint::retyped`] says
+    /// otherwise.
+    ///
+    /// # Errors
+    /// As [`TensorInfo::weight`].
+    pub fn device(&self) -> Result<DType, CheckpointError> {
+        match self.retyped {
+            Some(dtype) => Ok(dtype),
+            None => self.weight(),
+        }
     }
 
     /// How the codes of an int8 layer are to be read; `None` for any other tensor.
@@ -175,10 +189,8 @@ impl Checkpoint {
     /// which stays; without one, so does what a GGUF file says of itself.
     #[must_use]
     pub fn with_config(self, config: Option<Value>) -> Self {
-        let config = match self.own_config {
-            true => self.config,
-            false => config.or(self.config),
-        };
+        let keeps = self.own_config || (config.is_none() && self.metadata.is_some());
+        let config = if keeps { self.config } else { config };
         Self { config, ..self }
     }
 
@@ -198,6 +210,7 @@ impl Checkpoint {
                     storage: storages.len(),
                     start: entry.start,
                     len: entry.len,
+                    retyped: None,
                     repeat: 1,
                     int8: None,
                 };
@@ -212,8 +225,11 @@ impl Checkpoint {
             metadata = metadata.or(source.metadata);
             config = config.or(source.config);
         }
-        let stored = tensors.values().cloned().collect();
+        let mut stored: Vec<_> = tensors.values().cloned().collect();
         let tensors = quantised::gather(name, tensors, &storages)?;
+        for info in &mut stored {
+            info.int8 = tensors.get(&info.name).and_then(|gathered| gathered.int8.clone());
+        }
         let (tensors, layout) = names::to_diffusers(name, tensors)?;
         let tensors = quantised::add_scales(name, tensors)?;
         Ok(Self {
@@ -227,6 +243,16 @@ impl Checkpoint {
             metadata,
             overlay: None,
         })
+    }
+
+    /// The same files with weights brought to the device in another type: matrices, and with a plain type filters too. What has
+    /// blocks or codes already keeps them where `target` is packed.
+    pub fn retyped(&self, target: WeightType) -> Self {
+        let mut new = self.clone();
+        for info in new.tensors.values_mut() {
+            info.retyped = target.on_load(info);
+        }
+        new
     }
 
     /// File name for messages.
@@ -283,8 +309,16 @@ impl Checkpoint {
     /// # Errors
     /// If the file is only described, or the rows hold a NaN or infinity, or are no floats.
     pub(crate) fn stored_rows(&self, info: &TensorInfo, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        if let Some(int8) = info.int8() {
+            return self.stored_int8_rows(info, int8, rows);
+        }
         let dtype = info.weight()?;
         let bytes = self.stored_bytes(info)?;
+        let (dtype, bytes) = match Shape::from(info.shape.get(1..).unwrap_or_default()).count() {
+            row if row.is_multiple_of(dtype.block().0) => (dtype, Cow::Borrowed(bytes)),
+            // Rows that are no whole blocks, as of vectors and small filters.
+            _ => (DType::F32, Cow::Owned(as_f32(dtype, bytes))),
+        };
         let row = bytes.len() / info.shape.first().copied().unwrap_or(1).max(1);
         let bytes = &bytes[rows.start * row..rows.end * row];
         match first_non_finite(dtype, bytes) {
@@ -359,19 +393,6 @@ impl Checkpoint {
         rows: &Range<usize>,
         wanted: DType,
     ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
-        match self.patched_rows(name, rows, wanted)? {
-            Some((ty, bytes)) => Ok((ty, Cow::Owned(bytes))),
-            None => self.unpatched_rows(name, rows, wanted),
-        }
-    }
-
-    /// Rows without what adapters change.
-    fn unpatched_rows(
-        &self,
-        name: &str,
-        rows: &Range<usize>,
-        wanted: DType,
-    ) -> Result<(TensorType, Cow<'_, [u8]>), CheckpointError> {
         let (dtype, bytes) = self.raw(name)?;
         if dtype == DType::I8 && wanted != DType::I8 {
             let (ty, values) = self.reconstruct(name, rows.clone())?;
@@ -412,6 +433,9 @@ impl Checkpoint {
     /// # Panics
     /// If the tensor has fewer rows.
     pub fn rows(&self, name: &str, dtype: DType, rows: Range<usize>) -> Result<Cow<'_, [u8]>, CheckpointError> {
+        if let Some(patched) = self.patched(name, &rows, dtype)? {
+            return Ok(Cow::Owned(patched.to_dtype(dtype).to_bytes()));
+        }
         if self.reconstructs(name, dtype)? {
             return Ok(Cow::Owned(self.reconstructed_bytes(name, dtype, rows)?));
         }
@@ -452,6 +476,9 @@ impl Checkpoint {
     /// If the tensor or its bytes are not there, its type is unusable, or it holds a NaN or infinity.
     pub fn load(&self, name: &str, dtype: DType) -> Result<Tensor, CheckpointError> {
         let rows = self.shape_of(name)?.first().copied().unwrap_or(1);
+        if let Some(patched) = self.patched(name, &(0..rows), dtype)? {
+            return Ok(patched.to_dtype(dtype));
+        }
         let (ty, bytes) = self.raw_rows(name, &(0..rows), dtype)?;
         Ok(if ty.dtype == dtype && dtype.is_packed() {
             Tensor::packed(ty, bytes.into_owned())

@@ -29,6 +29,7 @@ impl Checkpoint {
                 file: file.clone(),
                 storage: new.storages.len(),
                 start: 0,
+                retyped: None,
                 repeat: 1,
                 int8: None,
             };
@@ -45,12 +46,12 @@ impl Checkpoint {
     }
 
     /// Rows with the changes of adapters, in `f32`; `None` where nothing changes.
-    pub(super) fn patched_rows(
+    pub(super) fn patched(
         &self,
         name: &str,
         rows: &Range<usize>,
         wanted: DType,
-    ) -> Result<Option<(TensorType, Vec<u8>)>, CheckpointError> {
+    ) -> Result<Option<Tensor>, CheckpointError> {
         let Some(overlay) = &self.overlay else {
             return Ok(None);
         };
@@ -72,29 +73,33 @@ impl Checkpoint {
             Some(_) => 0..self.shape_of(whole)?.first().copied().unwrap_or(1),
             None => rows.clone(),
         };
-        let (ty, bytes) = self.unpatched_rows(whole, &all, DType::F32)?;
-        let mut values = Tensor::from_bytes(ty.clone(), &bytes).data;
-        patch.apply(all, &mut values)?;
-        if let Some(index) = values.iter().position(|v| !v.is_finite()) {
+        let (ty, bytes) = self.raw_rows(whole, &all, DType::F32)?;
+        let mut tensor = Tensor::from_bytes(ty, &bytes);
+        tensor.ty.dtype = DType::F32;
+        patch.apply(all, &mut tensor.data)?;
+        if let Some(index) = tensor.first_non_finite() {
             return Err(CheckpointError::NonFinite {
                 file: format!("{} with an adapter", self.name),
                 name: name.to_owned(),
                 index,
             });
         }
-        let mut bytes: Vec<u8> = bytemuck::cast_slice(&values).to_vec();
-        let mut ty = ty.with_dtype(DType::F32);
-        if let Some(part) = &part {
-            let shape = self.part_shape(self.info(whole)?, part)?;
-            bytes = part.cut(self.info(whole)?, &bytes);
-            let row = Shape::from(shape.get(1..).unwrap_or_default()).count() * 4;
-            bytes = bytes[rows.start * row..rows.end * row].to_vec();
-            let mut shape = shape.to_vec();
-            if let Some(first) = shape.first_mut() {
-                *first = rows.len();
-            }
-            ty = TensorType::new(DType::F32, shape);
+        match part {
+            None => Ok(Some(tensor)),
+            Some(part) => self.cut(&part, rows, &tensor).map(Some),
         }
-        Ok(Some((ty, bytes)))
+    }
+
+    /// Rows of a part of a whole tensor.
+    fn cut(&self, part: &Part, rows: &Range<usize>, whole: &Tensor) -> Result<Tensor, CheckpointError> {
+        let info = self.info(&part.name)?;
+        let mut shape = self.part_shape(info, part)?.to_vec();
+        let bytes = part.cut(info, bytemuck::cast_slice(&whole.data));
+        let row = Shape::from(shape.get(1..).unwrap_or_default()).count() * 4;
+        if let Some(first) = shape.first_mut() {
+            *first = rows.len();
+        }
+        let ty = TensorType::new(DType::F32, shape);
+        Ok(Tensor::from_bytes(ty, &bytes[rows.start * row..rows.end * row]))
     }
 }

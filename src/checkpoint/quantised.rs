@@ -320,6 +320,33 @@ impl Checkpoint {
         Ok((TensorType::new(DType::F32, shape), values))
     }
 
+    /// As [`Checkpoint::stored_rows`] of an int8 weight.
+    pub(super) fn stored_int8_rows(
+        &self,
+        info: &TensorInfo,
+        int8: &Int8Layer,
+        rows: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let each = info.shape[1..].iter().product::<usize>() / int8.k.max(1);
+        let range = rows.start * each..rows.end * each;
+        let scales = decoded(&int8.scale, self.stored_bytes(&int8.scale)?);
+        let scales = match int8.is_per_tensor() {
+            true => vec![scales[0]; range.len()],
+            false => scales[range.clone()].to_vec(),
+        };
+        let codes = &self.stored_bytes(info)?[range.start * int8.k..range.end * int8.k];
+        Ok(convrot::reconstruct(codes, int8.k, &scales, int8.marker.group))
+    }
+
+    /// Markers of int8 layers that stand in the header of the file.
+    pub(crate) fn marker_header(&self) -> Option<String> {
+        let texts = self
+            .storages
+            .iter()
+            .filter_map(|s| safetensors::note(s.bytes()?, convrot::HEADER_KEY));
+        texts.into_iter().next()
+    }
+
     /// As [`Checkpoint::rows`] of an int8 weight, a few rows at a time.
     pub(super) fn reconstructed_bytes(
         &self,

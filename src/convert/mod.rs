@@ -8,7 +8,7 @@ mod rows;
 mod rule;
 mod safetensors;
 
-pub use rule::{Fate, Target};
+pub use rule::{Fate, WeightType};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, TensorInfo};
 use crate::engine::Cancel;
@@ -77,10 +77,15 @@ impl<'a> Conversion<'a> {
     ///
     /// # Errors
     /// If the container cannot hold the target, or a tensor has a type that it cannot hold.
-    pub fn plan(checkpoint: &'a Checkpoint, target: Target, container: Container) -> Result<Self> {
+    pub fn plan(checkpoint: &'a Checkpoint, target: WeightType, container: Container) -> Result<Self> {
         target.check(container)?;
         let mut tensors = Vec::new();
-        for info in checkpoint.stored() {
+        let stored = checkpoint.stored();
+        // Said of the weight, not of the marker that comes before it.
+        for info in stored.iter().filter(|info| info.is_int8_tensorwise()) {
+            rule::decide(info, target, container)?;
+        }
+        for info in stored.iter().filter(|info| !rule::is_spent(info, stored, target)) {
             let (fate, reason) = rule::decide(info, target, container)?;
             tensors.push(Planned { info, fate, reason });
         }

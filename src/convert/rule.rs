@@ -11,7 +11,7 @@ const FEWEST: usize = 1024;
 
 /// What the matrices of a model are to become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum WeightType {
     /// A plain type, for every tensor of floats.
     Plain(DType),
     /// Blocks, for matrices.
@@ -23,15 +23,32 @@ pub enum Target {
     },
 }
 
-impl Target {
+impl WeightType {
     /// Group size that producers of ConvRot files use.
     pub const GROUP: usize = 256;
 
-    /// Every name that [`Target::from_str`] knows.
+    /// Every name that [`WeightType::from_str`] knows.
     pub fn names() -> Vec<&'static str> {
         let plain = [DType::F32, DType::F16, DType::BF16];
         let types = plain.into_iter().chain(DType::BLOCKS).map(DType::name);
         types.chain(["convrot-int8"]).collect()
+    }
+
+    /// What a weight becomes when it is loaded; `None` for one that stays as it is.
+    pub fn on_load(self, info: &TensorInfo) -> Option<DType> {
+        let from = info.dtype.weight()?;
+        match self {
+            Self::Plain(dtype) => (info.shape.len() >= 2).then_some(dtype),
+            Self::Blocks(_) if from == DType::I8 => None,
+            Self::Blocks(dtype) => match matrix(info, from) {
+                Ok(k) => match blocks(dtype, k) {
+                    (Fate::Becomes(dtype), _) => Some(dtype),
+                    _ => None,
+                },
+                Err(_) => None,
+            },
+            Self::ConvrotInt8 { .. } => None,
+        }
     }
 
     pub(super) fn check(self, container: Container) -> Result<()> {
@@ -51,7 +68,16 @@ impl Target {
     }
 }
 
-impl FromStr for Target {
+impl fmt::Display for WeightType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(dtype) | Self::Blocks(dtype) => write!(f, "{dtype}"),
+            Self::ConvrotInt8 { .. } => f.write_str("convrot-int8"),
+        }
+    }
+}
+
+impl FromStr for WeightType {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -120,13 +146,29 @@ impl fmt::Display for Fate {
     }
 }
 
+/// Scales and markers of int8 layers that become plain have no use any more.
+pub(super) fn is_spent(info: &TensorInfo, all: &[TensorInfo], target: WeightType) -> bool {
+    let layer = ["_scale", ".comfy_quant"]
+        .iter()
+        .find_map(|end| info.stored.strip_suffix(end));
+    let weight = layer.map(|layer| match layer.ends_with(".weight") {
+        true => layer.to_owned(),
+        false => format!("{layer}.weight"),
+    });
+    matches!(target, WeightType::Plain(_))
+        && weight.is_some_and(|weight| {
+            all.iter()
+                .any(|other| other.stored == weight && other.is_int8_tensorwise())
+        })
+}
+
 /// The marker of a rotated layer, as ComfyUI writes it.
 pub(super) fn marker(group: usize) -> String {
     format!("{{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": {group}}}")
 }
 
 /// What a tensor becomes, and why not what was asked for.
-pub(super) fn decide(info: &TensorInfo, target: Target, container: Container) -> Result<(Fate, Option<String>)> {
+pub(super) fn decide(info: &TensorInfo, target: WeightType, container: Container) -> Result<(Fate, Option<String>)> {
     let FileDType::Weight(from) = info.dtype else {
         return match (info.dtype, container) {
             (FileDType::Other(_), Container::Safetensors) => Ok((Fate::Kept, Some(format!("is {}", info.dtype)))),
@@ -134,7 +176,13 @@ pub(super) fn decide(info: &TensorInfo, target: Target, container: Container) ->
         };
     };
     if from == DType::I8 {
-        return Err(unusable(info, "F32, F16, BF16 or blocks"));
+        return match (target, info.int8(), container) {
+            (WeightType::Plain(dtype), Some(_), _) => Ok((Fate::Becomes(dtype), None)),
+            (_, _, Container::Safetensors) => {
+                Ok((Fate::Kept, Some("is int8 already: once more would only lose".into())))
+            }
+            _ => Err(unusable(info, "F32, F16, BF16 or blocks; convert it to f16 first")),
+        };
     }
     let kept = |reason: String| (Fate::Kept, Some(reason));
     let become_plain = |dtype| match from == dtype {
@@ -142,15 +190,16 @@ pub(super) fn decide(info: &TensorInfo, target: Target, container: Container) ->
         false => (Fate::Becomes(dtype), None),
     };
     let (fate, reason) = match target {
-        Target::Plain(dtype) => become_plain(dtype),
-        _ if info.shape.len() != 2 || !info.stored.ends_with("weight") => (Fate::Kept, None),
-        _ if info.shape.count() < FEWEST => kept(format!("has fewer than {FEWEST} elements")),
-        _ if from.is_blocks() => kept(format!("is {from} already: once more would only lose")),
-        Target::Blocks(dtype) => blocks(dtype, info.shape.last()),
-        Target::ConvrotInt8 { .. } if is_table(&info.stored) => kept("is a table of embeddings".into()),
-        Target::ConvrotInt8 { group } => match fitting_group(group, info.shape.last()) {
-            Some(group) => (Fate::Convrot { group }, None),
-            None => kept(format!("has {} inputs, which no group divides", info.shape.last())),
+        WeightType::Plain(dtype) => become_plain(dtype),
+        _ => match (matrix(info, from), target) {
+            (Err(reason), _) => (Fate::Kept, reason),
+            (Ok(k), WeightType::Blocks(dtype)) => blocks(dtype, k),
+            (Ok(_), _) if is_table(&info.stored) => kept("is a table of embeddings".into()),
+            (Ok(k), WeightType::ConvrotInt8 { group }) => match fitting_group(group, k) {
+                Some(group) => (Fate::Convrot { group }, None),
+                None => kept(format!("has {k} inputs, which no group divides")),
+            },
+            (Ok(_), WeightType::Plain(dtype)) => become_plain(dtype),
         },
     };
     // Readers of GGUF take vectors as F32.
@@ -161,6 +210,20 @@ pub(super) fn decide(info: &TensorInfo, target: Target, container: Container) ->
         return Err(unusable(info, "a plain type: safetensors files hold no blocks"));
     }
     Ok((fate, reason))
+}
+
+/// Inputs of a matrix that is worth quantising; else why it is not, where that is worth a line.
+fn matrix(info: &TensorInfo, from: DType) -> std::result::Result<usize, Option<String>> {
+    if info.shape.len() != 2 || !info.stored.ends_with("weight") {
+        return Err(None);
+    }
+    if info.shape.count() < FEWEST {
+        return Err(Some(format!("has fewer than {FEWEST} elements")));
+    }
+    if from.is_blocks() {
+        return Err(Some(format!("is {from} already: once more would only lose")));
+    }
+    Ok(info.shape.last())
 }
 
 /// Blocks for rows of `k`, or the nearest smaller ones where rows are no whole blocks (llama.cpp's fallbacks).
@@ -235,9 +298,9 @@ mod tests {
 
     #[test]
     fn names_parse_to_themselves() {
-        for name in Target::names() {
-            assert!(name.parse::<Target>().is_ok(), "{name}");
+        for name in WeightType::names() {
+            assert!(name.parse::<WeightType>().is_ok(), "{name}");
         }
-        assert!("q9".parse::<Target>().expect_err("unknown").contains("q8_0"));
+        assert!("q9".parse::<WeightType>().expect_err("unknown").contains("q8_0"));
     }
 }

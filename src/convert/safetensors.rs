@@ -3,6 +3,7 @@
 use super::{Conversion, Fate, Sink, rows, rule};
 use crate::checkpoint::{CONFIG, CheckpointError, FileDType};
 use crate::error::Result;
+use crate::quant::convrot;
 use crate::tensor::DType;
 use serde_json::{Map, Value, json};
 
@@ -83,6 +84,15 @@ fn header(conversion: &Conversion<'_>, entries: &[Entry]) -> Vec<u8> {
     let mut header = Map::new();
     let mut metadata = Map::from_iter([("format".to_owned(), Value::from("pt"))]);
     metadata.extend(conversion.config().map(|config| (CONFIG.to_owned(), config.into())));
+    // Layers that stay int8 need the markers that they have there.
+    if conversion
+        .tensors
+        .iter()
+        .any(|p| p.info.is_int8_tensorwise() && p.fate == Fate::Kept)
+    {
+        let markers = conversion.checkpoint.marker_header();
+        metadata.extend(markers.map(|text| (convrot::HEADER_KEY.to_owned(), text.into())));
+    }
     header.insert("__metadata__".into(), metadata.into());
     let mut at = 0;
     for entry in entries {

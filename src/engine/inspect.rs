@@ -1,10 +1,12 @@
 use super::{Int8Line, check_size};
+use crate::backend::Planner;
 use crate::checkpoint::{Checkpoint, Part, Weights};
-use crate::diffusion::vae::VaeTask;
+use crate::diffusion::tiled::{Half, Room, Route, route};
+use crate::diffusion::vae::{VaeOptions, VaeTask};
 use crate::error::{Error, PlanError, Result};
 use crate::gpu::Caps;
 use crate::graph::{Graph, Source};
-use crate::models::{Model, Vae, autoencoder_kl, qwen3, z_image};
+use crate::models::{Model, Side, Vae, autoencoder_kl, qwen3, z_image};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, TensorType};
 use crate::text::prompt::Z_IMAGE_TOKENS;
@@ -27,6 +29,8 @@ pub struct Inspection {
     pub tensors: Vec<TensorLine>,
     /// Bytes of weights in the file.
     pub file_bytes: u64,
+    /// Storage of activations.
+    pub dtype: &'static str,
     /// Int8 layers, with what half precision would do to their scales.
     pub int8: Vec<Int8Line>,
     /// How they run, and why.
@@ -97,6 +101,27 @@ pub struct PlanLine {
     pub gflop: f64,
     /// Why the plan does not run on the device as it is, if it does not.
     pub refused: Option<String>,
+    /// What runs in its place, where it runs in tiles.
+    pub tiles: Option<TilesLine>,
+}
+
+/// A task that runs in tiles.
+#[derive(Clone, Debug, Serialize)]
+pub struct TilesLine {
+    /// Pixels of a tile.
+    pub width: usize,
+    /// Pixels of a tile.
+    pub height: usize,
+    /// Tiles in a row and in a column.
+    pub count: [usize; 2],
+    /// Bytes on the device at most: the weights and the largest session.
+    pub peak: u64,
+    /// Bytes in host memory at most: activations of the whole picture.
+    pub host: u64,
+    /// Runs of a session, over all tiles and passes.
+    pub runs: usize,
+    /// Tiles and the reason for them, in words.
+    pub note: String,
 }
 
 /// What plans are made for.
@@ -112,6 +137,25 @@ pub struct Target {
     pub gpu: Option<Caps>,
     /// How ways of operators are chosen.
     pub policy: Policy,
+    /// How autoencoders run.
+    pub vae: VaeOptions,
+}
+
+impl Target {
+    fn planner(&self) -> Planner<'_> {
+        Planner {
+            caps: self.gpu.as_ref(),
+            policy: &self.policy,
+        }
+    }
+
+    /// Storage of activations of a model.
+    fn dtype_of(&self, model: &Model) -> DType {
+        match Vae::of(model) {
+            Some(_) => self.vae.dtype.storage(self.dtype, self.gpu.as_ref()),
+            None => self.dtype,
+        }
+    }
 }
 
 impl Inspection {
@@ -151,7 +195,20 @@ impl Inspection {
         };
         check_size(target.width, target.height, multiple)?;
         let [height, width] = [target.height, target.width].map(|n| n as usize / factor);
-        let tasks = graphs(&model, &weights, height, width, Z_IMAGE_TOKENS, target.dtype)?;
+        let dtype = target.dtype_of(&model);
+        let tasks = graphs(&model, &weights, height, width, Z_IMAGE_TOKENS, dtype)?;
+        let mut plans = Vec::new();
+        for (task, graph) in &tasks {
+            plans.push(plan(&task.text, graph, target)?);
+        }
+        if let Some(vae) = Vae::of(&model) {
+            for (line, (task, _)) in plans.iter_mut().zip(&tasks) {
+                let half = task.side.map(|side| (&vae, &weights, side));
+                if let Some((vae, weights, side)) = half {
+                    in_tiles(line, Half { vae, weights, side }, [height, width], target, dtype)?;
+                }
+            }
+        }
         Ok(Self {
             file: checkpoint.name().to_owned(),
             model: model.entry().name,
@@ -159,14 +216,12 @@ impl Inspection {
             config: config(&model),
             tensors: checkpoint.tensors().map(line).collect(),
             file_bytes: checkpoint.tensors().map(|info| info.byte_len() as u64).sum(),
+            dtype: dtype.name(),
+            plans,
             int8: Int8Line::all(checkpoint)?,
             int8_path: checkpoint
                 .has_int8()
                 .then(|| format!("{}: {}", choice.way, choice.reason)),
-            plans: tasks
-                .iter()
-                .map(|(task, graph)| plan(task, graph, target))
-                .collect::<Result<_>>()?,
         })
     }
 }
@@ -185,18 +240,11 @@ fn config(model: &Model) -> String {
 }
 
 fn plan(task: &str, graph: &Graph, target: &Target) -> Result<PlanLine> {
-    let (plan, bytes, refused) = match &target.gpu {
-        None => {
-            let plan = Plan::cpu(graph);
-            let bytes = plan.cpu_bytes();
-            (plan, bytes, None)
-        }
-        Some(caps) => {
-            let (plan, refused) = gpu_plan(graph, caps, &target.policy)?;
-            let bytes = plan.gpu_bytes();
-            (plan, bytes, refused)
-        }
+    let (plan, refused) = match &target.gpu {
+        None => (Plan::cpu(graph), None),
+        Some(caps) => gpu_plan(graph, caps, &target.policy)?,
     };
+    let bytes = target.planner().bytes(&plan);
     let results = plan
         .nodes
         .iter()
@@ -212,7 +260,43 @@ fn plan(task: &str, graph: &Graph, target: &Target) -> Result<PlanLine> {
         unshared: results.sum(),
         gflop: plan.cost.flops / 1e9,
         refused,
+        tiles: None,
     })
+}
+
+/// Says how a half of an autoencoder runs where it does not run as a whole.
+fn in_tiles(line: &mut PlanLine, half: Half<'_>, size: [usize; 2], target: &Target, dtype: DType) -> Result<()> {
+    let planner = target.planner();
+    match route(
+        half,
+        size,
+        dtype,
+        planner,
+        target.vae.tile,
+        Room::here(target.vae.max_memory),
+    ) {
+        Ok(Route::Whole) => (),
+        Ok(Route::Tiled(schedule, note)) => {
+            let footprint = schedule.footprint(&schedule.plans(half, planner)?, planner);
+            let grid = schedule.grid();
+            let [height, width] = grid.tile().map(|n| n * half.vae.factor());
+            line.tiles = Some(TilesLine {
+                width,
+                height,
+                count: [grid.x.count(), grid.y.count()],
+                peak: footprint.device,
+                host: footprint.host,
+                runs: schedule.runs(),
+                note,
+            });
+        }
+        // Not even tiles fit: the whole's reason stands, or this one.
+        Err(error @ (Error::Plan(_) | Error::OutOfMemory { .. })) => {
+            line.refused.get_or_insert_with(|| error.to_string());
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// A plan for a GPU. Where a limit is in the way: the plan without limits, and what is in the way.
@@ -253,6 +337,14 @@ fn read_on_host(model: &Model, name: &str) -> bool {
     }
 }
 
+/// A graph of a model.
+struct Task {
+    /// With the size.
+    text: String,
+    /// Half of an autoencoder.
+    side: Option<Side>,
+}
+
 /// The graphs of a model, for a latent of `height` by `width` and a prompt of `tokens` tokens.
 fn graphs(
     model: &Model,
@@ -261,13 +353,13 @@ fn graphs(
     width: usize,
     tokens: usize,
     dtype: DType,
-) -> Result<Vec<(String, Graph)>> {
+) -> Result<Vec<(Task, Graph)>> {
     let f32 = |shape: &[usize]| TensorType::new(DType::F32, shape);
     let mut list = Vec::new();
     let mut add = |name: String, build: &dyn Fn(&mut Graph) -> Result<()>| {
         let mut g = Graph::new(dtype);
         build(&mut g)?;
-        list.push((name, g));
+        list.push((Task { text: name, side: None }, g));
         Ok::<_, Error>(())
     };
     let size = format!("{height}x{width} latent");
@@ -293,7 +385,8 @@ fn graphs(
                 ("encode", vae.has_encoder(), VaeTask::Encode { height, width }),
             ];
             for (name, _, task) in halves.iter().filter(|(_, there, _)| *there) {
-                list.push((format!("{name}, {size}"), task.graph(&vae, w, dtype)?));
+                let (text, side) = (format!("{name}, {size}"), Some(task.side()));
+                list.push((Task { text, side }, task.graph(&vae, w, dtype)?));
             }
         }
     }

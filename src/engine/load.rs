@@ -1,9 +1,11 @@
 use crate::adapter::{self, Adapter, Apply, Report};
 use crate::checkpoint::{Checkpoint, TensorInfo, Weights};
+use crate::convert::WeightType;
 use crate::diffusion::pipeline::Parts;
 use crate::diffusion::scheduler::Scheduler;
 use crate::error::{CheckpointError, Result};
 use crate::models::{Role, Vae};
+use crate::tensor::DType;
 use crate::text::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
@@ -100,6 +102,19 @@ impl Source {
             apply,
             ..self
         }
+    }
+
+    /// Brings weights of the transformer and of the text encoder to the device in another type. What is said of layers that keep
+    /// theirs.
+    pub(super) fn retype(&mut self, target: Option<WeightType>) -> Option<String> {
+        let target = target?;
+        let mut kept = 0;
+        for part in [&mut self.parts.transformer, &mut self.parts.text_encoder] {
+            let int8 = part.tensors().filter(|info| info.dtype.weight() == Some(DType::I8));
+            kept += int8.filter(|info| target.on_load(info).is_none()).count();
+            *part = Arc::new(part.retyped(target));
+        }
+        (kept > 0).then(|| format!("{kept} int8 layers keep their type: they are not quantised twice"))
     }
 
     /// Puts the adapters on the parts; `packed` says which weights stay packed on the device.

@@ -7,7 +7,7 @@ mod load;
 mod request;
 
 pub use autoencoder::Autoencoder;
-pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine};
+pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine, TilesLine};
 pub use int8::Int8Line;
 #[cfg(feature = "native")]
 pub use load::Files;
@@ -16,6 +16,7 @@ pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage}
 
 use crate::adapter::Report;
 use crate::backend::Device;
+use crate::convert::WeightType;
 use crate::diffusion::Guidance;
 use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
 use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
@@ -35,6 +36,9 @@ pub struct Engine {
     name: String,
     device_note: String,
     adapters: Report,
+    weight_type: Option<WeightType>,
+    /// What it left alone.
+    types: Option<String>,
 }
 
 /// More steps than any scheduler tells apart.
@@ -59,6 +63,7 @@ impl Engine {
             forced: options.kernels.clone(),
             convrot: options.convrot,
         };
+        let types = source.retype(options.weight_type);
         let (path, _) = policy.convrot.resolve(device.caps());
         let adapters = source.adapt(&|_, info| stays_packed(info, path))?;
         let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
@@ -68,6 +73,8 @@ impl Engine {
             name: source.name,
             device_note,
             adapters,
+            weight_type: options.weight_type,
+            types,
         })
     }
 
@@ -418,6 +425,7 @@ impl Engine {
             notes.push("--kernel is for GPUs: the CPU has one way of each operator".into());
         }
         notes.extend(self.adapters.notes());
+        notes.extend(self.types.clone());
         let trained = &self.defaults.only_size;
         if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
             notes.push(format!(
@@ -446,6 +454,9 @@ impl Engine {
             && (storage.repeated || storage.dtype != self.pipeline.dtype())
         {
             list.push(("vae_dtype", storage.to_string()));
+        }
+        if let Some(target) = self.weight_type {
+            list.push(("type", target.to_string()));
         }
         if !self.adapters.files.is_empty() {
             list.push(("lora", self.adapters.summary()));

@@ -1,4 +1,5 @@
 use crate::backend::Device;
+use crate::convert::WeightType;
 use crate::cpu::Cpu;
 use crate::diffusion::noise::Rng;
 use crate::diffusion::vae::VaeOptions;
@@ -77,6 +78,8 @@ pub struct Options {
     pub limits: Limits,
     /// How the autoencoder runs.
     pub vae: VaeOptions,
+    /// What weights of the transformer and of the text encoder become on the device; as in their files without it.
+    pub weight_type: Option<WeightType>,
 }
 
 /// A picture to make. What is `None` is the model's own default.

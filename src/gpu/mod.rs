@@ -15,6 +15,7 @@ pub use session::GpuSession;
 use crate::error::GpuError;
 use crate::gpu::kernel::KernelCache;
 use crate::memory::Residency;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// An open GPU. Clones are the same device.
@@ -26,6 +27,7 @@ pub struct Gpu {
     kernels: Arc<KernelCache>,
     weights: Arc<Residency<Vec<wgpu::Buffer>>>,
     faults: Arc<Mutex<Faults>>,
+    refuse_above: Arc<AtomicU64>,
     reason: Arc<str>,
 }
 
@@ -103,6 +105,7 @@ impl Gpu {
             kernels: Arc::default(),
             weights: Arc::default(),
             faults,
+            refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
             reason: "opened directly".into(),
         })
     }
@@ -125,6 +128,12 @@ impl Gpu {
     /// Bytes that the device's allocator has handed out, where the backend tells.
     pub fn allocated_bytes(&self) -> Option<u64> {
         Some(self.device.generate_allocator_report()?.total_allocated_bytes)
+    }
+
+    /// Sessions of more than so many bytes, weights aside, are refused from now on as if the driver had no memory: for tests.
+    #[doc(hidden)]
+    pub fn pretend_out_of_memory_above(&self, bytes: u64) {
+        self.refuse_above.store(bytes, Ordering::Relaxed);
     }
 
     /// The first thing that went wrong since the last call, if any.

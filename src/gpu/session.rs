@@ -8,6 +8,7 @@ use crate::memory::Resident;
 use crate::plan::{Bytes, Named, PARAMS_STRIDE, Place, Plan, Policy};
 use crate::tensor::Tensor;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use wgpu::BufferUsages as Usage;
 
 /// Work submitted at once: more would let a slow adapter's watchdog reset the driver.
@@ -50,10 +51,15 @@ impl Gpu {
     /// If the plan does not fit the adapter, a weight cannot be loaded, or the driver refuses something.
     pub async fn prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy) -> Result<GpuSession> {
         let plan = Plan::gpu(graph, self.caps(), policy)?;
+        let bytes = plan.gpu_bytes();
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let session = self.allocate(plan, weights).await;
-        if scope.pop().await.is_some() {
-            let wanted = Plan::gpu(graph, self.caps(), policy)?.gpu_bytes().total();
+        if scope.pop().await.is_some() || bytes.session() > self.refuse_above.load(Ordering::Relaxed) {
+            // What was then done with buffers that are not there is no fault of its own.
+            if let Err(lost @ GpuError::DeviceLost(_)) = self.check() {
+                return Err(lost.into());
+            }
+            let wanted = bytes.total();
             return Err(GpuError::OutOfMemory { wanted }.into());
         }
         let mut session = session?;

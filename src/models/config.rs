@@ -8,17 +8,26 @@ use std::fmt::Debug;
 pub(super) struct Json<'a> {
     value: &'a Value,
     file: &'a str,
+    /// Where in it the values may come from.
+    place: &'static str,
 }
 
 impl<'a> Json<'a> {
     pub(super) fn new(value: &'a Value, checkpoint: &'a Checkpoint) -> Self {
-        let file = checkpoint.name();
-        Self { value, file }
+        let place = match checkpoint.metadata() {
+            Some(_) => "config.json or metadata",
+            None => "config.json",
+        };
+        Self {
+            value,
+            file: checkpoint.name(),
+            place,
+        }
     }
 
     pub(super) fn error(&self, reason: String) -> CheckpointError {
         CheckpointError::Config {
-            file: format!("{} (config.json)", self.file),
+            file: format!("{} ({})", self.file, self.place),
             reason,
         }
     }
@@ -45,7 +54,7 @@ impl<'a> Json<'a> {
     /// The part below a key.
     pub(super) fn below(&self, key: &str) -> Option<Self> {
         let value = self.get(key).filter(|v| v.is_object())?;
-        Some(Self { value, file: self.file })
+        Some(Self { value, ..*self })
     }
 
     /// A finite number.

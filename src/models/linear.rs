@@ -69,8 +69,10 @@ pub fn linear_guarded(
 /// # Errors
 /// As [`linear`].
 pub fn embedding(g: &mut Graph, w: &Weights, ids: Value, [rows, cols]: [usize; 2]) -> Result<Value> {
-    let marker = w.info("weight")?.int8().map(|int8| int8.marker);
-    let Some(marker) = marker.filter(|_| w.convrot() != ConvrotPath::Compat && g.dtype() == DType::F32) else {
+    let info = w.info("weight")?;
+    let packed = info.device()?.is_packed() && w.convrot() != ConvrotPath::Compat && g.dtype() == DType::F32;
+    let marker = info.int8().map(|int8| int8.marker);
+    let Some(marker) = marker.filter(|_| packed) else {
         let table = g.weight(w, "weight", [rows, cols])?;
         return Ok(g.embedding(table, ids)?);
     };
@@ -93,9 +95,10 @@ fn product(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue,
     let f32 = guard.force_f32 || marker.is_some_and(|m| m.full_precision);
     let float = match (marker, w.convrot()) {
         (Some(_), _) if f32 => Some(DType::F32),
+        (Some(_), _) if !info.device()?.is_packed() => Some(info.device()?),
         (Some(_), ConvrotPath::Compat) => Some(w.checkpoint().true_basis_dtype(&info.name)?),
         (Some(_), _) => None,
-        (None, _) if f32 && info.weight().is_ok_and(DType::is_packed) => Some(DType::F32),
+        (None, _) if f32 && info.device()?.is_packed() => Some(DType::F32),
         (None, _) => {
             let weight = g.weight(w, "weight", [out, inner])?;
             let epilogue = unscaled(g, epilogue, out, guard.prescale)?;
@@ -194,10 +197,10 @@ fn by_matrix(g: &mut Graph, x: Value, group: usize) -> Result<Value, ShapeError>
     g.reshape(y, shape)
 }
 
-/// Whether a weight is on the device as it is in the file, in blocks or codes, with int8 layers on `path`.
+/// Whether a weight is in blocks or codes on the device, with int8 layers on `path`.
 pub(crate) fn stays_packed(info: &TensorInfo, path: ConvrotPath) -> bool {
     let float = info
         .int8()
         .is_some_and(|int8| path == ConvrotPath::Compat || int8.marker.full_precision);
-    info.shape.len() == 2 && info.weight().is_ok_and(DType::is_packed) && !float
+    info.shape.len() == 2 && info.device().is_ok_and(DType::is_packed) && !float
 }

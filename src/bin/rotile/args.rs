@@ -5,7 +5,7 @@ use crate::lora::LoraArgs;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
-use rotile::convert::Target;
+use rotile::convert::WeightType;
 use rotile::diffusion::Rng;
 use rotile::diffusion::tiled::TileOptions;
 use rotile::diffusion::vae::{VaeDType, VaeOptions};
@@ -342,6 +342,10 @@ pub(crate) struct GenerateArgs {
     /// Generator of the noise: that of PyTorch on the CPU, or on CUDA
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
+    /// What weights of transformer and text encoder become when they are loaded: f32, f16, bf16, q8_0, q4_k, … [default: as in
+    /// their files]; packed types leave packed weights as they are
+    #[arg(long = "type", value_name = "TYPE", value_parser = load_type)]
+    weight_type: Option<WeightType>,
     #[command(flatten)]
     pub(crate) lora: LoraArgs,
     #[command(flatten)]
@@ -356,6 +360,7 @@ impl GenerateArgs {
         let source = self.lora.on(self.model.source(None)?)?;
         let options = Options {
             vae: self.vae.options(),
+            weight_type: self.weight_type,
             ..self.model.device.options()
         };
         Ok(pollster::block_on(Engine::new(source, &options))?)
@@ -427,6 +432,8 @@ pub(crate) struct InspectArgs {
     #[arg(short = 'H', long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) height: Option<u32>,
     #[command(flatten)]
+    pub(crate) vae: VaeArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -440,9 +447,9 @@ pub(crate) struct ConvertArgs {
     pub(crate) output: PathBuf,
     /// What matrices become: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k or convrot-int8
     #[arg(long, value_name = "TYPE")]
-    pub(crate) to: Target,
+    pub(crate) to: WeightType,
     /// Largest group of inputs that convrot-int8 rotates together, a power of 4; smaller ones where it does not divide a layer
-    #[arg(long, value_name = "N", default_value_t = Target::GROUP)]
+    #[arg(long, value_name = "N", default_value_t = WeightType::GROUP)]
     pub(crate) group_size: usize,
 }
 
@@ -509,6 +516,15 @@ pub(crate) struct BenchArgs {
 pub(crate) enum BenchWhat {
     Model,
     Ops,
+}
+
+fn load_type(text: &str) -> Result<WeightType, String> {
+    match text.parse()? {
+        WeightType::ConvrotInt8 { .. } => {
+            Err("rotated int8 is made by `rotile convert`, not when weights are loaded".into())
+        }
+        target => Ok(target),
+    }
 }
 
 fn seed(text: &str) -> Result<u64, String> {

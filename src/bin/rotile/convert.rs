@@ -6,7 +6,7 @@ use crate::{Usage, cancel_on_signal, output};
 use anyhow::Result;
 use rotile::Error;
 use rotile::checkpoint::Checkpoint;
-use rotile::convert::{Container, Conversion, Planned, Target};
+use rotile::convert::{Container, Conversion, Planned, WeightType};
 use rotile::media;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ConvertArgs, as_json: bool) -> Result<()> {
         .into());
     }
     let target = match args.to {
-        Target::ConvrotInt8 { .. } => Target::ConvrotInt8 { group: args.group_size },
+        WeightType::ConvrotInt8 { .. } => WeightType::ConvrotInt8 { group: args.group_size },
         other => other,
     };
     let cancel = cancel_on_signal()?;

@@ -38,6 +38,7 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
             forced: options.kernels,
             convrot: options.convrot,
         },
+        vae: args.vae.options(),
     };
     if target.gpu.is_none() && target.dtype != DType::F32 {
         return Err(Usage(format!("the CPU stores activations as f32, not {}", target.dtype)).into());
@@ -57,9 +58,14 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
     for part in &found {
         text(part)?;
     }
+    let dtypes: Vec<_> = found.iter().map(|part| part.dtype).collect();
+    let dtype = match dtypes.iter().find(|dtype| **dtype != target.dtype.name()) {
+        Some(vae) if dtypes.len() > 1 => format!("{}, {vae} in the autoencoder", target.dtype),
+        Some(vae) => (*vae).to_owned(),
+        None => target.dtype.to_string(),
+    };
     output::line(format_args!(
-        "planned for {width}x{height} pixels on {device}, activations as {}",
-        target.dtype
+        "planned for {width}x{height} pixels on {device}, activations as {dtype}"
     ))
 }
 
@@ -157,8 +163,18 @@ fn plans(plans: &[PlanLine]) -> Result<()> {
             mib(plan.unshared),
             plan.gflop
         ))?;
-        if let Some(reason) = &plan.refused {
-            output::line(format_args!("    does not run on this device as it is: {reason}"))?;
+        match (&plan.tiles, &plan.refused) {
+            (Some(tiles), _) => output::line(format_args!(
+                "    runs in tiles: {}; peak {} bytes on the device ({:.2} MiB), {:.2} MiB in host memory",
+                tiles.note,
+                tiles.peak,
+                mib(tiles.peak),
+                mib(tiles.host)
+            ))?,
+            (None, Some(reason)) => {
+                output::line(format_args!("    does not run on this device as it is: {reason}"))?;
+            }
+            (None, None) => (),
         }
     }
     Ok(())

@@ -1,11 +1,14 @@
 //! Latents as safetensors files: tensor `latent`, `[1, c, h, w]`, `f32`, as the denoising model has it. Where the picture was padded,
 //! a second tensor, `size`, holds its height and width.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use rotile::checkpoint::Checkpoint;
+use rotile::memory::budget;
 use rotile::tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 /// Name of the tensor.
@@ -21,8 +24,32 @@ const CONVENTION: &str = "as the denoising model has it: (z - shift_factor) * sc
 pub(crate) type Size = (u32, u32);
 
 /// A latent, and the size of its picture where that was padded.
+///
+/// # Errors
+/// If the file has no such latent, says that it means something else by its values, or there is no room for it: all of it before
+/// a value is read.
 pub(crate) fn read(path: &Path, name: &str) -> Result<(Tensor, Option<Size>)> {
     let checkpoint = Checkpoint::open(path)?;
+    let info = checkpoint.info(name)?;
+    let [1, _, height, width] = info.shape[..] else {
+        bail!(
+            "{}: `{name}` has shape {}; a latent is [1, c, h, w]",
+            path.display(),
+            info.shape
+        );
+    };
+    if height == 0 || width == 0 {
+        bail!("{}: `{name}` has shape {}: it is empty", path.display(), info.shape);
+    }
+    if let Some(other) = convention(path)?.filter(|said| said != CONVENTION) {
+        bail!(
+            "{}: its values are \"{other}\"; this program takes those \"{CONVENTION}\". Convert them, or drop `convention` from the \
+             file's metadata",
+            path.display()
+        );
+    }
+    let count: u64 = info.shape.iter().map(|&n| n as u64).product();
+    budget::check(count.saturating_mul(4)).with_context(|| format!("{}: `{name}` {}", path.display(), info.shape))?;
     let latent = checkpoint.load(name, DType::F32)?;
     let size = match checkpoint.shape(SIZE) {
         Some([2]) => {
@@ -32,6 +59,21 @@ pub(crate) fn read(path: &Path, name: &str) -> Result<(Tensor, Option<Size>)> {
         _ => None,
     };
     Ok((latent, size))
+}
+
+/// What the metadata of a file says of its values, if it says anything.
+fn convention(path: &Path) -> Result<Option<String>> {
+    // Of a safetensors file, whose header the checkpoint has found to be valid; nothing else says it.
+    if path.extension().is_none_or(|e| e != "safetensors") || !path.is_file() {
+        return Ok(None);
+    }
+    let mut file = File::open(path)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let mut header = Vec::new();
+    file.take(u64::from_le_bytes(length)).read_to_end(&mut header)?;
+    let header: serde_json::Value = serde_json::from_slice(&header)?;
+    Ok(header["__metadata__"]["convention"].as_str().map(str::to_owned))
 }
 
 /// The file of a latent of a picture of `size`.

@@ -11,9 +11,9 @@ mod moments;
 mod route;
 mod stage;
 
-pub use route::{Route, TileOptions, route};
+pub use route::{Room, Route, TileOptions, route};
 
-use crate::backend::{Device, Kept, Session};
+use crate::backend::{Device, Kept, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::error::{CheckpointError, Error, Result};
 use crate::models::{Part, Side, Vae};
@@ -192,26 +192,26 @@ impl Schedule {
     ///
     /// # Errors
     /// If one does not fit the device.
-    pub fn plans(&self, half: Half<'_>, device: &Device, policy: &Policy) -> Result<Vec<Plan>> {
+    pub fn plans(&self, half: Half<'_>, planner: Planner<'_>) -> Result<Vec<Plan>> {
         let passes = self
             .stages
             .iter()
             .flat_map(|s| s.passes.iter().map(move |pass| (s, pass)));
         let plan = |(stage, pass): (&Stage, &Pass)| {
             let (graph, _) = stage.graph(half, self.dtype, pass)?;
-            device.plan(&graph, policy)
+            planner.plan(&graph)
         };
         passes.map(plan).collect()
     }
 
     /// What it takes, given its plans.
-    pub fn footprint(&self, plans: &[Plan], device: &Device) -> Footprint {
-        let gpu = matches!(device, Device::Gpu(_));
+    pub fn footprint(&self, plans: &[Plan], planner: Planner<'_>) -> Footprint {
+        let gpu = planner.caps.is_some();
         let mut weights: Vec<&Named> = plans.iter().flat_map(|plan| &plan.weights).collect();
         weights.sort_by(|a, b| a.name.cmp(&b.name));
         weights.dedup_by(|a, b| a.name == b.name);
         let bytes = |ty: &TensorType| if gpu { ty.byte_len() } else { ty.count() * 4 } as u64;
-        let session = |plan: &Plan| if gpu { plan.gpu_bytes() } else { plan.cpu_bytes() }.session();
+        let session = |plan: &Plan| planner.bytes(plan).session();
         let host = |stage: &Stage| {
             let count = |ty: &TensorType, scale| ty.shape[1] * self.size[0] * self.size[1] * scale * scale;
             4 * (count(&stage.input, stage.scale[0]) + count(&stage.output, stage.scale[1])) as u64
@@ -231,13 +231,10 @@ impl Schedule {
         for stage in &self.stages {
             for pass in &stage.passes {
                 let (graph, _) = stage.graph(half, self.dtype, pass)?;
-                let plan = device.plan(&graph, policy)?;
-                let bytes = match device {
-                    Device::Gpu(_) => plan.gpu_bytes(),
-                    Device::Cpu(_) => plan.cpu_bytes(),
-                };
-                if bytes.session() >= largest.0 {
-                    largest = (bytes.session(), Some(graph));
+                let planner = Planner::of(device, policy);
+                let bytes = planner.bytes(&planner.plan(&graph)?).session();
+                if bytes >= largest.0 {
+                    largest = (bytes, Some(graph));
                 }
             }
         }

@@ -1,10 +1,9 @@
 use super::{Cut, Half, Schedule, Tiles};
-use crate::backend::Device;
+use crate::backend::Planner;
 use crate::error::{Error, PlanError, Result};
 use crate::graph::Graph;
 use crate::memory::budget;
 use crate::models::Side;
-use crate::plan::Policy;
 use crate::tensor::{DType, TensorType};
 
 /// Tiles of a picture, in pixels of the picture.
@@ -14,6 +13,25 @@ pub struct TileOptions {
     pub size: u32,
     /// What neighbours share at least. It is made as wide as the model needs for tiles that come out as the whole would.
     pub overlap: u32,
+}
+
+/// What a run may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Most bytes on the device; `None` leaves it to the device's own limits.
+    pub device: Option<u64>,
+    /// Bytes that are free in host memory, where that is known.
+    pub host: Option<u64>,
+}
+
+impl Room {
+    /// What this machine has, and at most `max_memory` bytes on the device.
+    pub fn here(max_memory: Option<u64>) -> Self {
+        Self {
+            device: max_memory,
+            host: budget::available(),
+        }
+    }
 }
 
 /// How one half of an autoencoder runs on one size.
@@ -26,8 +44,8 @@ pub enum Route {
 }
 
 /// Decides, before anything is allocated, whether `half` runs on a latent of `size` as a whole or in tiles: in tiles where
-/// `tile` asks for them, or where the whole exceeds a limit of the device or `max_memory` bytes on it. Tiles are the largest
-/// that fit, unless `tile` says their size.
+/// `tile` asks for them, or where the whole exceeds a limit of the device or the `room` there is. Tiles are the largest that fit,
+/// unless `tile` says their size.
 ///
 /// # Errors
 /// If not even tiles fit, or the tiles asked for make no sense.
@@ -35,25 +53,23 @@ pub fn route(
     half: Half<'_>,
     size: [usize; 2],
     dtype: DType,
-    (device, policy): (&Device, &Policy),
+    planner: Planner<'_>,
     tile: Option<TileOptions>,
-    max_memory: Option<u64>,
+    room: Room,
 ) -> Result<Route> {
     let factor = half.vae.factor();
     let longest = size[0].max(size[1]);
-    let host = budget::available();
+    let Room { device, host } = room;
     // On the CPU, host memory is the device's.
-    let limit = match device {
-        Device::Gpu(_) => max_memory,
-        Device::Cpu(_) => max_memory.or(host),
-    };
+    let on_cpu = planner.caps.is_none();
+    let limit = if on_cpu { device.or(host) } else { device };
     let asked = match tile {
         Some(options) => Some(in_latents(options, factor)?),
         None => None,
     };
     let (refused, reason) = match asked {
         Some((tile, _)) if tile < longest => (None, "as asked for".to_owned()),
-        _ => match whole(half, size, dtype, device, policy, limit) {
+        _ => match whole(half, size, dtype, planner, limit) {
             Ok(()) => return Ok(Route::Whole),
             Err(Error::Plan(error @ (PlanError::ExceedsLimit { .. } | PlanError::MaxMemory { .. }))) => {
                 let reason = reason(&error);
@@ -64,7 +80,7 @@ pub fn route(
     };
     let sizes: Vec<(usize, usize)> = match asked.filter(|(tile, _)| *tile < longest) {
         Some((tile, overlap)) => vec![(tile, overlap)],
-        None => candidates(longest).map(|tile| (tile, 0)).collect(),
+        None => candidates(half.side, longest).map(|tile| (tile, 0)).collect(),
     };
     let mut smallest = refused.map(Error::from);
     for cut in Cut::ALL {
@@ -82,7 +98,7 @@ pub fn route(
                 }
                 schedule => schedule?,
             };
-            let plans = match schedule.plans(half, device, policy) {
+            let plans = match schedule.plans(half, planner) {
                 Ok(plans) => plans,
                 Err(Error::Plan(error @ PlanError::ExceedsLimit { .. })) => {
                     smallest = Some(error.into());
@@ -90,11 +106,8 @@ pub fn route(
                 }
                 Err(error) => return Err(error),
             };
-            let footprint = schedule.footprint(&plans, device);
-            let on_device = match device {
-                Device::Gpu(_) => footprint.device,
-                Device::Cpu(_) => footprint.device + footprint.host,
-            };
+            let footprint = schedule.footprint(&plans, planner);
+            let on_device = footprint.device + if on_cpu { footprint.host } else { 0 };
             match (limit, host) {
                 (Some(limit), _) if on_device > limit => {
                     // The message names the least that would do.
@@ -136,14 +149,7 @@ fn in_latents(options: TileOptions, factor: usize) -> Result<(usize, usize)> {
 }
 
 /// Whether the whole fits.
-fn whole(
-    half: Half<'_>,
-    size: [usize; 2],
-    dtype: DType,
-    device: &Device,
-    policy: &Policy,
-    limit: Option<u64>,
-) -> Result<()> {
+fn whole(half: Half<'_>, size: [usize; 2], dtype: DType, planner: Planner<'_>, limit: Option<u64>) -> Result<()> {
     let parts = half.vae.parts(half.side);
     let mut g = Graph::new(dtype);
     let [h, w] = size.map(|n| n * parts.first().map_or(1, |part| part.input));
@@ -155,12 +161,7 @@ fn whole(
         x = half.vae.part(&mut g, half.weights, half.side, part, x)?;
     }
     g.output("y", x);
-    let plan = device.plan(&g, policy)?;
-    let wanted = match device {
-        Device::Gpu(_) => plan.gpu_bytes(),
-        Device::Cpu(_) => plan.cpu_bytes(),
-    }
-    .total();
+    let wanted = planner.bytes(&planner.plan(&g)?).total();
     match limit {
         Some(limit) if wanted > limit => Err(PlanError::MaxMemory { wanted, limit }.into()),
         _ => Ok(()),
@@ -168,12 +169,15 @@ fn whole(
 }
 
 /// Sides of tiles to try, in latent pixels: those that make 2, 3 and more of the longer side, down to a few pixels.
-fn candidates(longest: usize) -> impl Iterator<Item = usize> {
+fn candidates(side: Side, longest: usize) -> impl Iterator<Item = usize> {
     const SMALLEST: usize = 6;
-    // What tiles share for a model whose parts see a latent pixel or less.
-    const SHARED: usize = 2;
+    // What tiles share for a model whose parts see a latent pixel or less. An encoder sees further, and takes less memory.
+    let shared = match side {
+        Side::Decoder => 2,
+        Side::Encoder => 4,
+    };
     let mut last = longest;
-    let tile = move |count: usize| (longest + (count - 1) * SHARED).div_ceil(count);
+    let tile = move |count: usize| (longest + (count - 1) * shared).div_ceil(count);
     let sizes = (2..=longest).map(tile).take_while(|&tile| tile >= SMALLEST);
     sizes.filter(move |&tile| std::mem::replace(&mut last, tile) != tile)
 }

@@ -1,98 +1,21 @@
 //! An autoencoder on a device: the one place where latents become pictures and pictures latents.
+//!
+//! # Memory
+#![doc = include_str!("memory.md")]
 
-use super::tiled::{Half, Ran, Route, Schedule, TileOptions, route};
-use crate::backend::{Device, Kept, Session};
+mod task;
+
+pub use task::{Storage, VaeDType, VaeOptions, VaeTask};
+
+use super::tiled::{Half, Ran, Room, Route, Schedule, route};
+use crate::backend::{Device, Kept, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::engine::{Cancel, Event};
-use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::error::{Error, GpuError, Result};
 use crate::models::{Side, Vae};
 use crate::plan::{Plan, Policy};
-use crate::tensor::{DType, Tensor, TensorType};
+use crate::tensor::{DType, Tensor};
 use std::collections::BTreeSet;
-use std::fmt;
-
-/// How an autoencoder runs. The default decides everything by itself.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct VaeOptions {
-    /// Tiles, even where the whole picture would fit. Without it, tiles are taken where it would not: the largest that do.
-    pub tile: Option<TileOptions>,
-    /// Storage of activations.
-    pub dtype: VaeDType,
-    /// Most bytes that may be taken on the device, weights included.
-    pub max_memory: Option<u64>,
-}
-
-/// Storage of an autoencoder's activations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VaeDType {
-    /// As the rest of the pipeline.
-    #[default]
-    Auto,
-    /// Single precision.
-    F32,
-    /// Half precision, where the device has it.
-    F16,
-}
-
-/// A direction and a size, in pixels of the latent: what needs a session of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VaeTask {
-    /// A latent to a picture.
-    Decode {
-        /// Rows.
-        height: usize,
-        /// Columns.
-        width: usize,
-    },
-    /// A picture to a latent.
-    Encode {
-        /// Rows.
-        height: usize,
-        /// Columns.
-        width: usize,
-    },
-}
-
-impl VaeTask {
-    fn side(self) -> Side {
-        match self {
-            Self::Decode { .. } => Side::Decoder,
-            Self::Encode { .. } => Side::Encoder,
-        }
-    }
-
-    /// Rows and columns of the latent.
-    fn size(self) -> [usize; 2] {
-        match self {
-            Self::Decode { height, width } | Self::Encode { height, width } => [height, width],
-        }
-    }
-
-    /// The graph of the task, with activations stored as `dtype`.
-    ///
-    /// # Errors
-    /// If a tensor is missing or has another shape, or the file lacks this half.
-    pub fn graph(self, vae: &Vae, weights: &Weights, dtype: DType) -> Result<Graph> {
-        let mut g = Graph::new(dtype);
-        match self {
-            Self::Decode { height, width } => {
-                let ty = TensorType::new(DType::F32, [1, vae.latent_channels(), height, width]);
-                let latent = g.input("latent", ty);
-                let picture = vae.decoder(&mut g, weights, latent)?;
-                g.output("picture", picture);
-            }
-            Self::Encode { height, width } => {
-                let sides = [height, width].map(|n| n * vae.factor());
-                let ty = TensorType::new(DType::F32, [1, vae.image_channels(), sides[0], sides[1]]);
-                let picture = g.input("picture", ty);
-                let latent = vae.encoder(&mut g, weights, picture)?;
-                g.output("latent", latent);
-            }
-        }
-        Ok(g)
-    }
-}
 
 /// Sessions that are kept for the next picture.
 const KEPT: usize = 4;
@@ -109,23 +32,9 @@ pub struct VaeRunner {
     sessions: Vec<(VaeTask, DType, Session)>,
     tiled: Vec<Tiled>,
     noted: BTreeSet<&'static str>,
+    // The last note on tiles, which is not repeated for the same tiles.
+    said: Option<(VaeTask, String)>,
     last: Option<Storage>,
-}
-
-/// How the activations of a run were stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Storage {
-    /// The type behind the result.
-    pub dtype: DType,
-    /// Whether half precision had overflowed before.
-    pub repeated: bool,
-}
-
-impl fmt::Display for Storage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.dtype.name())?;
-        f.write_str(if self.repeated { ", since f16 overflowed" } else { "" })
-    }
 }
 
 /// A task that runs in tiles.
@@ -154,6 +63,7 @@ impl VaeRunner {
             sessions: Vec::new(),
             tiled: Vec::new(),
             noted: BTreeSet::new(),
+            said: None,
             last: None,
         }
     }
@@ -176,11 +86,7 @@ impl VaeRunner {
 
     /// Storage of activations that the options ask for, where the device has it.
     pub fn dtype(&self) -> DType {
-        match self.options.dtype {
-            VaeDType::Auto => self.dtype,
-            VaeDType::F16 if self.device.dtypes().contains(&DType::F16) => DType::F16,
-            VaeDType::F16 | VaeDType::F32 => DType::F32,
-        }
+        self.options.dtype.storage(self.dtype, self.device.caps())
     }
 
     /// How the activations of the last result were stored.
@@ -276,30 +182,71 @@ impl VaeRunner {
         if self.find(task, dtype).is_some() || self.sessions.iter().any(whole) {
             return Ok(());
         }
-        match self.route_as(task, dtype)? {
+        let mut room = Room::here(self.options.max_memory);
+        let mut route = self.route_as(task, dtype, room)?;
+        let mut shortage: Option<(u64, Error)> = None;
+        loop {
+            let error = match self.take(task, dtype, route).await {
+                Ok(note) => {
+                    if let Some(note) = note {
+                        self.say(task, shortage.map(|(wanted, _)| wanted), note, on);
+                    }
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            let wanted = match &error {
+                Error::Gpu(GpuError::OutOfMemory { wanted }) | Error::OutOfMemory { wanted, .. } => *wanted,
+                _ => return Err(error),
+            };
+            // The driver has less than its limits say: somewhat less may be there. What was refused first is the error in the end.
+            room.device = Some(room.device.unwrap_or(wanted) / 8 * 7);
+            let (wanted, first) = shortage.unwrap_or((wanted, error));
+            route = match self.route_as(task, dtype, room) {
+                Ok(smaller) => smaller,
+                Err(_) => return Err(first),
+            };
+            shortage = Some((wanted, first));
+        }
+    }
+
+    /// Takes the room that a route needs. What the user should know of it.
+    async fn take(&mut self, task: VaeTask, dtype: DType, route: Route) -> Result<Option<String>> {
+        let (schedule, note) = match route {
             Route::Whole => {
                 self.prepare_as(task, dtype).await?;
+                return Ok(None);
             }
-            Route::Tiled(schedule, note) => {
-                let _kept = self.make_way(task);
-                on(Event::Note(note));
-                let reserved = schedule
-                    .reserve(self.half(task.side()), (&self.device, &self.policy))
-                    .await?;
-                if self.tiled.len() >= KEPT {
-                    self.tiled.remove(0);
-                }
-                self.tiled.push(Tiled {
-                    task,
-                    dtype,
-                    schedule,
-                    kept: vec![reserved.keep_weights()],
-                    reserved: Some(reserved),
-                    ran: None,
-                });
-            }
+            Route::Tiled(schedule, note) => (schedule, note),
+        };
+        let _kept = self.make_way(task);
+        let place = (&self.device, &self.policy);
+        let reserved = schedule.reserve(self.half(task.side()), place).await?;
+        if self.tiled.len() >= KEPT {
+            self.tiled.remove(0);
         }
-        Ok(())
+        self.tiled.push(Tiled {
+            task,
+            dtype,
+            schedule,
+            kept: vec![reserved.keep_weights()],
+            reserved: Some(reserved),
+            ran: None,
+        });
+        Ok(Some(note))
+    }
+
+    /// Says that a task runs in tiles, and that it must since the device had no room for `shortage` bytes.
+    fn say(&mut self, task: VaeTask, shortage: Option<u64>, note: String, on: &mut dyn FnMut(Event)) {
+        let note = match shortage {
+            Some(wanted) => format!("out of memory on the device with {wanted} bytes: {note}"),
+            None => note,
+        };
+        let said = Some((task, note));
+        if self.said != said {
+            on(Event::Note(said.iter().map(|(_, note)| note.as_str()).collect()));
+            self.said = said;
+        }
     }
 
     /// How a task would run: nothing is allocated.
@@ -307,17 +254,17 @@ impl VaeRunner {
     /// # Errors
     /// As [`VaeRunner::ready`].
     pub fn route(&self, task: VaeTask) -> Result<Route> {
-        self.route_as(task, self.dtype())
+        self.route_as(task, self.dtype(), Room::here(self.options.max_memory))
     }
 
-    fn route_as(&self, task: VaeTask, dtype: DType) -> Result<Route> {
+    fn route_as(&self, task: VaeTask, dtype: DType, room: Room) -> Result<Route> {
         route(
             self.half(task.side()),
             task.size(),
             dtype,
-            (&self.device, &self.policy),
+            Planner::of(&self.device, &self.policy),
             self.options.tile,
-            self.options.max_memory,
+            room,
         )
     }
 

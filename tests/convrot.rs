@@ -8,6 +8,7 @@ mod support;
 #[path = "support/vectors.rs"]
 mod vectors;
 
+use proptest::prelude::*;
 use rotile::checkpoint::{Checkpoint, CheckpointError, FileDType};
 use rotile::quant::convrot::{Audit, Marker, reconstruct};
 use rotile::quant::rotation::{self, entry, matrix, quantize_row, rotate};
@@ -475,4 +476,53 @@ fn described_files_are_planned_without_values() {
     let checkpoint = Checkpoint::describe("a.json", &description.to_string()).expect("valid");
     assert!(checkpoint.info("a.weight").expect("there").is_int8_tensorwise());
     assert!(checkpoint.audits().expect("nothing to read").is_empty());
+}
+
+/// A fixture with some bytes changed and the end cut off.
+fn damaged() -> impl Strategy<Value = Vec<u8>> {
+    let folder = fixtures::path("convrot/fixtures/valid");
+    let entries = std::fs::read_dir(folder).expect("there");
+    let files: Vec<Vec<u8>> = entries
+        .map(|entry| std::fs::read(entry.expect("an entry").path()).expect("there"))
+        .collect();
+    let changes = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
+    let whole = prop_oneof![3 => Just(true), 1 => Just(false)];
+    let cut = any::<prop::sample::Index>();
+    (prop::sample::select(files), changes, (whole, cut)).prop_map(|(mut bytes, changes, (whole, cut))| {
+        // Most of the file is codes, which cannot be wrong.
+        let interesting = bytes.len().min(800);
+        for (at, value) in changes {
+            bytes[at.index(interesting)] = value;
+        }
+        if !whole {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn damaged_files_never_panic(bytes in damaged()) {
+        if let Ok(checkpoint) = Checkpoint::from_bytes("damaged.safetensors", bytes.into()) {
+            for info in checkpoint.tensors() {
+                let _ = checkpoint.load(&info.name, DType::F32);
+                let _ = checkpoint.load(&info.name, DType::I8);
+            }
+            let _ = checkpoint.audits();
+        }
+    }
+
+    #[test]
+    fn damaged_headers_never_panic(text in "\\PC{0,60}", layers in any::<bool>()) {
+        let path = fixtures::path("convrot/fixtures/malformed/int8_without_marker.safetensors");
+        let parts = parts_of(&path);
+        let header = match layers {
+            true => format!(r#"{{"layers":{{"{LAYER}":{text}}}}}"#),
+            false => text,
+        };
+        let opened = Checkpoint::from_bytes("header.safetensors", written(&parts, Some(&header)).into());
+        prop_assert!(opened.is_err() || layers);
+    }
 }

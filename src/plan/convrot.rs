@@ -75,7 +75,7 @@ impl FromStr for ConvrotMode {
 }
 
 /// A row of the table: where a path other than `op`, which runs everywhere, has been compared with the true weights by
-/// `tests/convrot.rs` and is the fastest.
+/// `tests/convrot_paths.rs` and is the fastest.
 struct Fastest {
     path: ConvrotPath,
     backend: &'static str,
@@ -83,7 +83,7 @@ struct Fastest {
     adapter: &'static str,
 }
 
-/// Rows are added when `tests/convrot.rs` has passed there and `benches/packed.rs` has shown the path to be faster.
+/// Rows are added when `tests/convrot_paths.rs` has passed there and `benches/packed.rs` has shown the path to be faster.
 const FASTEST: &[Fastest] = &[];
 
 impl ConvrotMode {

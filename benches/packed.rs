@@ -1,21 +1,24 @@
-//! Products with packed weights beside the same product in `f32`, at the layer sizes of Z-Image and Wan: a table for each device.
+//! Products with packed weights, and int8 layers on every path, beside the same product in `f32`, at the layer sizes of Z-Image and
+//! Wan: a table for each device.
 //!
-//! `cargo bench --bench packed`, or `-- cpu` or `-- gpu` for one of them, and a number for one layer; with `--test`, as `cargo test --benches` runs it, one small shape. Where a matrix in `f32` would
-//! not fit a binding of WebGPU's default size, fewer rows of it are taken, for every type.
+//! `cargo bench --bench packed`, or `-- cpu` or `-- gpu` for one of them, and a number for one layer; with `--test`, as
+//! `cargo test --benches` runs it, one small shape. Where a matrix in `f32` would not fit a binding of WebGPU's default size, fewer
+//! rows of it are taken, for every type.
 
 #![expect(clippy::print_stdout, reason = "the table is what it is for")]
 
 use rotile::backend::{Device, Session};
 use rotile::checkpoint::{Checkpoint, Weights};
 use rotile::cpu::Cpu;
-use rotile::error::ShapeError;
 use rotile::gpu::{AdapterChoice, Gpu};
-use rotile::graph::{Graph, Value};
+use rotile::graph::Graph;
+use rotile::models::linear::linear;
 use rotile::op::random_tensor;
 use rotile::ops::Epilogue;
-use rotile::plan::Policy;
-use rotile::quant::rotation;
+use rotile::plan::{ConvrotPath, Policy};
 use rotile::tensor::{DType, Tensor, TensorType};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,6 +33,7 @@ const LAYERS: [[usize; 2]; 6] = [
 ];
 const ROWS: [usize; 3] = [1, 64, 512];
 const BINDING: usize = 128 << 20;
+const MARKER: &[u8] = br#"{"format":"int8_tensorwise","convrot":true,"convrot_groupsize":256}"#;
 
 fn main() {
     let test = std::env::args().any(|arg| arg == "--test") || !std::env::args().any(|arg| arg == "--bench");
@@ -70,66 +74,43 @@ fn main() {
 enum Product {
     /// With a weight of this type.
     Plain(DType),
-    /// ConvRot: the rotation, then I8 codes with a scale for each row.
-    Op,
-    /// The same with the rotation as a product.
-    Dense,
-    /// The same with the activations in codes too, and integer sums.
-    Native,
+    /// By an int8 layer of group 256.
+    Convrot(ConvrotPath),
 }
 
 impl Product {
     fn all() -> impl Iterator<Item = Self> {
         let types = [DType::F32, DType::BF16].into_iter().chain(DType::BLOCKS);
-        types.map(Self::Plain).chain([Self::Op, Self::Dense, Self::Native])
+        types.map(Self::Plain).chain(ConvrotPath::ALL.map(Self::Convrot))
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::Plain(dtype) => dtype.name(),
-            Self::Op => "op",
-            Self::Dense => "dense",
-            Self::Native => "native",
+            Self::Convrot(path) => path.name(),
         }
     }
 
-    fn dtype(self) -> DType {
+    fn suits(self, k: usize) -> bool {
         match self {
-            Self::Plain(dtype) => dtype,
-            _ => DType::I8,
+            Self::Plain(dtype) => k.is_multiple_of(dtype.block().0),
+            Self::Convrot(_) => true,
         }
     }
 
-    fn build(self, g: &mut Graph, x: Value, w: Value) -> Result<Value, ShapeError> {
-        const GROUP: usize = 256;
-        if let Self::Plain(_) = self {
-            return g.matmul(x, w, Epilogue::default());
+    fn prepare(self, device: &Device, sizes: [usize; 3]) -> Option<Session> {
+        match self {
+            Self::Plain(dtype) => plain(device, sizes, dtype),
+            Self::Convrot(path) => convrot(device, sizes, path),
         }
-        let n = g.shape(w)[0];
-        let scales = g.constant(Tensor::new([n], vec![0.01; n]));
-        let x = match self {
-            Self::Dense => {
-                let shape = g.shape(x).clone();
-                let matrix = g.constant(Tensor::new([GROUP, GROUP], rotation::matrix(GROUP)));
-                let groups = g.reshape(x, [shape.count() / GROUP, GROUP])?;
-                let y = g.matmul(groups, matrix, Epilogue::default())?;
-                g.reshape(y, shape)?
-            }
-            _ => g.rotate(x, GROUP)?,
-        };
-        if let Self::Native = self {
-            let (codes, rows) = g.quantize_rows(x)?;
-            return g.matmul_i8((codes, rows), (w, scales), Epilogue::default());
-        }
-        g.matmul(x, w, Epilogue::default().scale(scales))
     }
 }
 
 fn table(device: &Device, [m, n, k]: [usize; 3], test: bool) {
     let mut f32_time = None;
-    for product in Product::all().filter(|p| k.is_multiple_of(p.dtype().block().0)) {
+    for product in Product::all().filter(|p| p.suits(k)) {
         let name = product.name();
-        let Some(mut session) = prepare(device, [m, n, k], product) else {
+        let Some(mut session) = product.prepare(device, [m, n, k]) else {
             println!("{m:>5} {n:>6} {k:>6}  {name:<6} does not run");
             continue;
         };
@@ -154,22 +135,52 @@ fn table(device: &Device, [m, n, k]: [usize; 3], test: bool) {
     }
 }
 
-fn prepare(device: &Device, [m, n, k]: [usize; 3], product: Product) -> Option<Session> {
+fn uniform() -> impl FnMut() -> f32 {
+    let mut seed = 1u32;
+    move || {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        seed as f32 / u32::MAX as f32 * 2.0 - 1.0
+    }
+}
+
+/// An int8 layer as models run it.
+fn convrot(device: &Device, [m, n, k]: [usize; 3], path: ConvrotPath) -> Option<Session> {
+    let weights = Weights::new(Arc::new(layer(n, k))).with_convrot(path);
     let mut graph = Graph::new(DType::F32);
-    let dtype = product.dtype();
+    let ty = TensorType::new(DType::F32, [m, k]);
+    let x = graph.input("x", ty.clone());
+    let y = linear(&mut graph, &weights.at("layer"), x, n, Epilogue::default()).ok()?;
+    graph.output("y", y);
+    let mut session = pollster::block_on(device.prepare(&graph, &weights, &Policy::default())).ok()?;
+    pollster::block_on(session.run(&[("x", &random_tensor(&ty, &mut uniform()))])).ok()?;
+    Some(session)
+}
+
+/// A file with one int8 layer.
+fn layer(n: usize, k: usize) -> Checkpoint {
+    let codes: Vec<u8> = (0..n * k).map(|i| (i * 2_654_435_761 >> 7) as u8).collect();
+    let scales: Vec<u8> = std::iter::repeat_n(1e-3f32.to_le_bytes(), n).flatten().collect();
+    let view = |dtype, shape: &[usize], bytes| TensorView::new(dtype, shape.to_vec(), bytes).expect("whole");
+    let views = [
+        ("layer.weight", view(Dtype::I8, &[n, k], &codes)),
+        ("layer.weight_scale", view(Dtype::F32, &[n, 1], &scales)),
+        ("layer.comfy_quant", view(Dtype::U8, &[MARKER.len()], MARKER)),
+    ];
+    let bytes = safetensors::serialize(views, None).expect("a file");
+    Checkpoint::from_bytes("layer.safetensors", bytes.into()).expect("a layer")
+}
+
+fn plain(device: &Device, [m, n, k]: [usize; 3], dtype: DType) -> Option<Session> {
+    let mut graph = Graph::new(DType::F32);
     let types = [TensorType::new(DType::F32, [m, k]), TensorType::new(dtype, [n, k])];
     let x = graph.input("x", types[0].clone());
     let w = graph.input("w", types[1].clone());
-    let y = product.build(&mut graph, x, w).ok()?;
+    let y = graph.matmul(x, w, Epilogue::default()).ok()?;
     graph.output("y", y);
     let none = b"\x02\0\0\0\0\0\0\0{}";
     let weights = Weights::new(Arc::new(Checkpoint::from_bytes("none", none[..].into()).ok()?));
     let mut session = pollster::block_on(device.prepare(&graph, &weights, &Policy::default())).ok()?;
-    let mut seed = 1u32;
-    let mut uniform = || {
-        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        seed as f32 / u32::MAX as f32 * 2.0 - 1.0
-    };
+    let mut uniform = uniform();
     let x = random_tensor(&types[0], &mut uniform);
     // Quantising takes longer than multiplying: a few rows are made and repeated.
     let few = TensorType::new(dtype, [n.min(8), k]);

@@ -158,7 +158,7 @@ fn convrot(device: &Device, [m, n, k]: [usize; 3], path: ConvrotPath) -> Option<
 
 /// A file with one int8 layer.
 fn layer(n: usize, k: usize) -> Checkpoint {
-    let codes: Vec<u8> = (0..n * k).map(|i| (i * 2_654_435_761 >> 7) as u8).collect();
+    let codes: Vec<u8> = (0..n * k).map(|i| ((i * 2_654_435_761) >> 7) as u8).collect();
     let scales: Vec<u8> = std::iter::repeat_n(1e-3f32.to_le_bytes(), n).flatten().collect();
     let view = |dtype, shape: &[usize], bytes| TensorView::new(dtype, shape.to_vec(), bytes).expect("whole");
     let views = [

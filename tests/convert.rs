@@ -269,3 +269,17 @@ fn int8_layers_become_plain_again() {
         .to_string();
     assert!(blocks.contains("f16 first"), "{blocks}");
 }
+
+/// Loading in half precision is checked as converting is.
+#[test]
+fn values_that_half_precision_cannot_hold_are_named_when_loaded() {
+    let mut bytes: Vec<u8> = (0..64 * 64).flat_map(|_| 1f32.to_le_bytes()).collect();
+    bytes[400..404].copy_from_slice(&7e4f32.to_le_bytes());
+    let checkpoint = from(&[("w.weight", Dtype::F32, vec![64, 64], bytes)]);
+    let error = checkpoint
+        .rows("w.weight", DType::F16, 0..64)
+        .map(drop)
+        .expect_err("over 65504");
+    assert!(error.to_string().contains("`w.weight`"), "{error}");
+    assert!(checkpoint.rows("w.weight", DType::BF16, 0..64).is_ok());
+}

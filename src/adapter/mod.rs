@@ -44,9 +44,9 @@ impl Adapter {
     pub fn new(file: Arc<Checkpoint>, weight: f32) -> Result<Self, AdapterError> {
         if weight.is_finite() {
             Ok(Self {
+                settings: Settings::from_header(&file).unwrap_or_default(),
                 file,
                 weight,
-                settings: Settings::default(),
             })
         } else {
             Err(AdapterError::Weight {
@@ -61,9 +61,7 @@ impl Adapter {
     /// # Errors
     /// If it is cut or malformed, or `weight` is not finite.
     pub fn from_bytes(name: &str, bytes: Arc<[u8]>, weight: f32) -> Result<Self, AdapterError> {
-        let settings = Settings::from_header(&bytes).unwrap_or_default();
-        let adapter = Self::new(Arc::new(Checkpoint::from_bytes(name, bytes)?), weight)?;
-        Ok(Self { settings, ..adapter })
+        Self::new(Arc::new(Checkpoint::from_bytes(name, bytes)?), weight)
     }
 
     /// A safetensors file, or a folder with one. Where neither its tensors nor its header have alphas, an `adapter_config.json`
@@ -75,8 +73,13 @@ impl Adapter {
     pub fn open(path: impl AsRef<std::path::Path>, weight: f32) -> Result<Self, AdapterError> {
         let path = path.as_ref();
         let adapter = Self::new(Arc::new(Checkpoint::open(path)?), weight)?;
-        let settings = Settings::beside(path).unwrap_or_default();
-        Ok(Self { settings, ..adapter })
+        match Settings::from_header(&adapter.file) {
+            Some(_) => Ok(adapter),
+            None => Ok(Self {
+                settings: Settings::beside(path).unwrap_or_default(),
+                ..adapter
+            }),
+        }
     }
 
     /// Name of the file.
@@ -259,7 +262,21 @@ impl Component {
         let Some(first) = targets.first() else {
             return Ok(Status::Unmatched);
         };
-        let info = self.checkpoint.info(&first.weight)?;
+        let infos = targets
+            .iter()
+            .map(|target| self.checkpoint.info(&target.weight))
+            .collect::<Result<Vec<_>, _>>()?;
+        let info = infos[0];
+        if let Some(other) = infos.iter().find(|other| other.shape.get(1..) != info.shape.get(1..)) {
+            return Err(CheckpointError::Shape {
+                file: self.checkpoint.name().to_owned(),
+                name: other.name.clone(),
+                found: other.shape.clone(),
+                wanted: info.shape.clone(),
+            }
+            .into());
+        }
+        let any_packed = infos.iter().any(|info| packed(info));
         let mut shape = info.shape.to_vec();
         if let Some(rows) = shape.first_mut() {
             *rows = targets.iter().map(|t| t.rows.len()).sum();
@@ -274,7 +291,8 @@ impl Component {
         let mut status = Status::Unmatched;
         if let Some(delta) = reader.delta()? {
             let runtime = self.runtime && runtime::reaches(&first.weight, &info.shape);
-            if !runtime && packed(info) {
+            // Of a fused module with packed and other rows, none are changed: half an adapter is none.
+            if !runtime && any_packed {
                 return Ok(Status::Skipped);
             }
             status = if runtime { Status::Runtime } else { Status::Merged };

@@ -274,7 +274,8 @@ impl Reader<'_> {
     }
 
     fn dense(&self, info: &TensorInfo) -> Result<(Form, f32)> {
-        if info.shape.count() != self.shape.count() || info.shape.first() != self.shape.first() {
+        let same = info.shape.count() == self.shape.count() && info.shape.first() == self.shape.first();
+        if !same || info.shape.count() == 0 {
             return Err(self.misfit(&info.stored, &info.shape, "the shape of the weight"));
         }
         info.weight()?;

@@ -96,7 +96,7 @@ impl FileReport {
             (Status::Unmatched, "without a place in the model"),
             (
                 Status::Skipped,
-                "skipped, since their weights are packed (--lora-apply runtime adds to the output of layers instead)",
+                "skipped, since their weights are packed (--lora-apply runtime adds to the output of linear layers instead)",
             ),
         ] {
             let names: Vec<_> = self

@@ -1,5 +1,6 @@
 //! Alphas that are no tensors: PEFT keeps them in `adapter_config.json`, diffusers in the header of the file.
 
+use crate::checkpoint::Checkpoint;
 use serde_json::{Map, Value};
 
 /// The header's entry, as diffusers writes it: settings of PEFT, each behind the name of its component.
@@ -27,29 +28,16 @@ impl Alpha {
 }
 
 impl Settings {
-    /// From the JSON header of a safetensors file, where it has such an entry.
-    pub(super) fn from_header(bytes: &[u8]) -> Option<Self> {
-        let length = u64::from_le_bytes(*bytes.first_chunk()?);
-        let text = bytes.get(8..8usize.checked_add(usize::try_from(length).ok()?)?)?;
-        let header: Value = serde_json::from_slice(text).ok()?;
-        Self::from_config(header["__metadata__"][HEADER].as_str()?.as_bytes())
+    /// From the header of a safetensors file, where it has such an entry.
+    pub(super) fn from_header(file: &Checkpoint) -> Option<Self> {
+        Self::from_config(file.note(HEADER)?.as_bytes())
     }
 
-    /// Of a file on disk: from its header, else from an `adapter_config.json` beside it.
+    /// From an `adapter_config.json` beside a file, or in a folder.
     #[cfg(feature = "native")]
     pub(super) fn beside(path: &std::path::Path) -> Option<Self> {
-        use std::io::Read as _;
-        let read_header = || {
-            let mut file = std::fs::File::open(path).ok()?;
-            let mut bytes = vec![0; 8];
-            file.read_exact(&mut bytes).ok()?;
-            let length = u64::from_le_bytes(*bytes.first_chunk()?);
-            file.take(length).read_to_end(&mut bytes).ok()?;
-            Self::from_header(&bytes)
-        };
         let folder = if path.is_dir() { path } else { path.parent()? };
-        let read_config = || Self::from_config(&std::fs::read(folder.join("adapter_config.json")).ok()?);
-        read_header().or_else(read_config)
+        Self::from_config(&std::fs::read(folder.join("adapter_config.json")).ok()?)
     }
 
     /// From an `adapter_config.json`.

@@ -275,6 +275,11 @@ impl Checkpoint {
         self.metadata.as_ref()
     }
 
+    /// A text of the `__metadata__` of a safetensors file: of the first of several that has it.
+    pub fn note(&self, key: &str) -> Option<String> {
+        self.storages.iter().find_map(|s| safetensors::note(s.bytes()?, key))
+    }
+
     /// Whether the values are there, not just a description of them.
     pub fn has_values(&self) -> bool {
         self.storages.iter().all(|s| s.bytes().is_some())

@@ -110,7 +110,8 @@ fn in_tensors(
 ) -> Result<BTreeMap<String, Marker>, CheckpointError> {
     let names: Vec<String> = tensors.keys().filter(|n| n.ends_with(MARKER)).cloned().collect();
     let mut markers = BTreeMap::new();
-    for info in names.iter().filter_map(|name| tensors.remove(name)) {
+    for name in names {
+        let Some(info) = tensors.remove(&name) else { continue };
         let layer = info.name.strip_suffix(MARKER).unwrap_or(&info.name).to_owned();
         let marker = match bytes(&info, storages) {
             _ if info.dtype != FileDType::Other(::safetensors::Dtype::U8) || info.shape.len() != 1 => {
@@ -118,16 +119,26 @@ fn in_tensors(
                 Err(Refusal::new("comfy_quant", found, "U8 of one axis"))
             }
             Some(bytes) => Marker::parse(bytes),
-            // Of a file that is only described, the usual is assumed.
-            None => Ok(Marker {
-                group: Some(convrot::DEFAULT_GROUP),
-                ..Marker::default()
-            }),
+            None => Ok(assumed(tensors.get(&format!("{layer}{WEIGHT}")))),
         };
         let marker = marker.map_err(|refusal| refused(file, &layer, refusal))?;
         markers.insert(layer, marker);
     }
     Ok(markers)
+}
+
+/// Of a file that is only described, what writers do is assumed: the largest group up to the usual that divides a row.
+fn assumed(weight: Option<&TensorInfo>) -> Marker {
+    let shape = weight.map_or(&[][..], |weight| &weight.shape[..]);
+    let k = shape.last().copied().unwrap_or(convrot::DEFAULT_GROUP);
+    let groups = std::iter::successors(Some(convrot::DEFAULT_GROUP), |group| Some(group / 4));
+    Marker {
+        group: groups
+            .take_while(|&group| group >= 4)
+            .find(|&group| k.is_multiple_of(group)),
+        experts: (shape.len() == 3).then(|| shape[0]),
+        ..Marker::default()
+    }
 }
 
 /// Adds the markers of the header form whose weights are there.
@@ -338,15 +349,6 @@ impl Checkpoint {
         Ok(convrot::reconstruct(codes, int8.k, &scales, int8.marker.group))
     }
 
-    /// Markers of int8 layers that stand in the header of the file.
-    pub(crate) fn marker_header(&self) -> Option<String> {
-        let texts = self
-            .storages
-            .iter()
-            .filter_map(|s| safetensors::note(s.bytes()?, convrot::HEADER_KEY));
-        texts.into_iter().next()
-    }
-
     /// As [`Checkpoint::rows`] of an int8 weight, a few rows at a time.
     pub(super) fn reconstructed_bytes(
         &self,
@@ -367,6 +369,7 @@ impl Checkpoint {
             let (ty, values) = self.raw_rows(name, &(start..rows.end.min(start + step)), dtype)?;
             let count = ty.count();
             let rows = Tensor::from_bytes(ty, &values).to_dtype(dtype).to_bytes();
+            self.fits(name, dtype, &rows)?;
             bytes.extend(&rows[..dtype.bytes(count).min(rows.len())]);
         }
         bytes.resize(bytes.len().next_multiple_of(4), 0);

@@ -136,7 +136,9 @@ impl Checkpoint {
         }
         let (ty, bytes) = self.raw_rows(name, &rows, dtype)?;
         if ty.dtype != dtype {
-            return Ok(Cow::Owned(Tensor::from_bytes(ty, &bytes).to_dtype(dtype).to_bytes()));
+            let bytes = Tensor::from_bytes(ty, &bytes).to_dtype(dtype).to_bytes();
+            self.fits(name, dtype, &bytes)?;
+            return Ok(Cow::Owned(bytes));
         }
         let whole = bytes.len().is_multiple_of(4);
         Ok(match (dtype.is_blocks(), whole) {
@@ -148,6 +150,19 @@ impl Checkpoint {
                 Cow::Owned(bytes)
             }
         })
+    }
+
+    /// Half precision may not reach as far as the values did.
+    pub(super) fn fits(&self, name: &str, dtype: DType, bytes: &[u8]) -> Result<(), CheckpointError> {
+        match dtype {
+            DType::F16 if first_non_finite(dtype, bytes).is_some() => Err(CheckpointError::DType {
+                file: self.name.clone(),
+                name: name.to_owned(),
+                found: "beyond 65504, more than f16 holds".into(),
+                wanted: "bf16 or f32".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn shape_of(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {

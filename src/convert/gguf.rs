@@ -8,7 +8,7 @@ use crate::models::Model;
 use crate::tensor::DType;
 
 const VERSION: u32 = 3;
-const ALIGNMENT: usize = 32;
+const ALIGNMENT: u64 = 32;
 const UINT32: u32 = 4;
 const STRING: u32 = 8;
 
@@ -17,8 +17,8 @@ pub(super) fn write(conversion: &Conversion<'_>, sink: &mut Sink<'_>) -> Result<
     sink.put(&head)?;
     for planned in &conversion.tensors {
         rows::write(conversion, planned, sink)?;
-        let bytes = planned.fate.byte_len(planned.info) as usize;
-        sink.put(&vec![0; bytes.next_multiple_of(ALIGNMENT) - bytes])?;
+        let bytes = planned.fate.byte_len(planned.info);
+        sink.put(&vec![0; (bytes.next_multiple_of(ALIGNMENT) - bytes) as usize])?;
     }
     Ok(())
 }
@@ -47,7 +47,7 @@ fn head(conversion: &Conversion<'_>) -> Vec<u8> {
             }
         }
     }
-    let mut at = 0;
+    let mut at = 0u64;
     for planned in &conversion.tensors {
         let shape = &planned.info.shape;
         text(&mut head, &planned.info.stored);
@@ -55,10 +55,10 @@ fn head(conversion: &Conversion<'_>) -> Vec<u8> {
         // Innermost first.
         shape.iter().rev().for_each(|&n| head.extend((n as u64).to_le_bytes()));
         head.extend(dtype(planned).ggml().unwrap_or(u32::MAX).to_le_bytes());
-        head.extend((at as u64).to_le_bytes());
-        at += (planned.fate.byte_len(planned.info) as usize).next_multiple_of(ALIGNMENT);
+        head.extend(at.to_le_bytes());
+        at += planned.fate.byte_len(planned.info).next_multiple_of(ALIGNMENT);
     }
-    head.resize(head.len().next_multiple_of(ALIGNMENT), 0);
+    head.resize(head.len().next_multiple_of(ALIGNMENT as usize), 0);
     head
 }
 

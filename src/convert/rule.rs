@@ -1,6 +1,7 @@
 use super::Container;
 use crate::checkpoint::{CheckpointError, FileDType, TensorInfo};
 use crate::error::{Error, Result};
+use crate::quant::convrot::Marker;
 use crate::quant::rotation;
 use crate::tensor::DType;
 use std::fmt;
@@ -113,13 +114,16 @@ pub enum Fate {
 impl Fate {
     /// Bytes in the new file.
     pub fn byte_len(self, info: &TensorInfo) -> u64 {
-        let count = info.shape.count();
-        let bytes = match self {
-            Self::Kept => info.byte_len(),
-            Self::Becomes(dtype) => dtype.bytes(count),
-            Self::Convrot { group } => count + 4 * info.shape[0] + marker(group).len(),
-        };
-        bytes as u64
+        let count = info.shape.count() as u64;
+        match self {
+            Self::Kept => info.byte_len() as u64,
+            // Sums of a file go beyond what a 32-bit machine indexes.
+            Self::Becomes(dtype) => {
+                let (elements, bytes) = dtype.block();
+                count.div_ceil(elements as u64) * bytes as u64
+            }
+            Self::Convrot { group } => count + 4 * info.shape[0] as u64 + marker(group).len() as u64,
+        }
     }
 
     /// What the place of its bytes in the file is a multiple of. Rotated codes fill 16 bytes, so that their scales follow them.
@@ -164,7 +168,11 @@ pub(super) fn is_spent(info: &TensorInfo, all: &[TensorInfo], target: WeightType
 
 /// The marker of a rotated layer, as ComfyUI writes it.
 pub(super) fn marker(group: usize) -> String {
-    format!("{{\"format\": \"int8_tensorwise\", \"convrot\": true, \"convrot_groupsize\": {group}}}")
+    Marker {
+        group: Some(group),
+        ..Marker::default()
+    }
+    .to_json()
 }
 
 /// What a tensor becomes, and why not what was asked for.
@@ -205,6 +213,11 @@ pub(super) fn decide(info: &TensorInfo, target: WeightType, container: Container
     // Readers of GGUF take vectors as F32.
     if container == Container::Gguf && info.shape.len() < 2 {
         return Ok((become_plain(DType::F32).0, None));
+    }
+    // Restored shapes of ComfyUI-GGUF, whose rows are no whole blocks.
+    if fate == Fate::Kept && from.is_blocks() && !info.shape.last().is_multiple_of(from.block().0) {
+        let reason = format!("rows of {} are no whole blocks of {from}", info.shape.last());
+        return Ok((Fate::Becomes(DType::F16), Some(reason)));
     }
     if fate == Fate::Kept && container == Container::Safetensors && from.is_blocks() {
         return Err(unusable(info, "a plain type: safetensors files hold no blocks"));

@@ -12,7 +12,7 @@ struct Entry {
     name: String,
     dtype: String,
     shape: Vec<usize>,
-    bytes: usize,
+    bytes: u64,
 }
 
 pub(super) fn write(conversion: &Conversion<'_>, sink: &mut Sink<'_>) -> Result<()> {
@@ -48,12 +48,27 @@ fn entries(conversion: &Conversion<'_>) -> Result<Vec<Entry>> {
             Fate::Convrot { group } => {
                 let (n, marker) = (shape[0], rule::marker(group).len());
                 let layer = info.stored.strip_suffix("weight").unwrap_or(&info.stored);
-                entries.push(entry(info.stored.clone(), "I8".into(), shape, info.shape.count()));
-                entries.push(entry(format!("{layer}weight_scale"), "F32".into(), vec![n, 1], 4 * n));
-                markers.push(entry(format!("{layer}comfy_quant"), "U8".into(), vec![marker], marker));
+                entries.push(entry(
+                    info.stored.clone(),
+                    "I8".into(),
+                    shape,
+                    info.shape.count() as u64,
+                ));
+                entries.push(entry(
+                    format!("{layer}weight_scale"),
+                    "F32".into(),
+                    vec![n, 1],
+                    4 * n as u64,
+                ));
+                markers.push(entry(
+                    format!("{layer}comfy_quant"),
+                    "U8".into(),
+                    vec![marker],
+                    marker as u64,
+                ));
             }
             fate => {
-                let bytes = fate.byte_len(info) as usize;
+                let bytes = fate.byte_len(info);
                 let dtype = match (fate, info.dtype) {
                     (Fate::Becomes(dtype), _) => upper(dtype),
                     (_, FileDType::Weight(dtype)) => upper(dtype),
@@ -90,11 +105,11 @@ fn header(conversion: &Conversion<'_>, entries: &[Entry]) -> Vec<u8> {
         .iter()
         .any(|p| p.info.is_int8_tensorwise() && p.fate == Fate::Kept)
     {
-        let markers = conversion.checkpoint.marker_header();
+        let markers = conversion.checkpoint.note(convrot::HEADER_KEY);
         metadata.extend(markers.map(|text| (convrot::HEADER_KEY.to_owned(), text.into())));
     }
     header.insert("__metadata__".into(), metadata.into());
-    let mut at = 0;
+    let mut at = 0u64;
     for entry in entries {
         let end = at + entry.bytes;
         let value = json!({ "dtype": entry.dtype, "shape": entry.shape, "data_offsets": [at, end] });

@@ -5,7 +5,6 @@ use crate::diffusion::pipeline::Parts;
 use crate::diffusion::scheduler::Scheduler;
 use crate::error::{CheckpointError, Result};
 use crate::models::{Role, Vae};
-use crate::tensor::DType;
 use crate::text::Tokenizer;
 use serde_json::Value;
 use std::sync::Arc;
@@ -108,13 +107,26 @@ impl Source {
     /// theirs.
     pub(super) fn retype(&mut self, target: Option<WeightType>) -> Option<String> {
         let target = target?;
-        let mut kept = 0;
+        let (mut packed, mut plain) = (0, 0);
         for part in [&mut self.parts.transformer, &mut self.parts.text_encoder] {
-            let int8 = part.tensors().filter(|info| info.dtype.weight() == Some(DType::I8));
-            kept += int8.filter(|info| target.on_load(info).is_none()).count();
+            for info in part
+                .tensors()
+                .filter(|info| info.shape.len() == 2 && target.on_load(info).is_none())
+            {
+                match info.dtype.weight() {
+                    Some(dtype) if dtype.is_packed() => packed += 1,
+                    _ => plain += 1,
+                }
+            }
             *part = Arc::new(part.retyped(target));
         }
-        (kept > 0).then(|| format!("{kept} int8 layers keep their type: they are not quantised twice"))
+        let notes = [
+            (packed, "quantised already"),
+            (plain, "small, no matrices of layers, or with rows of no whole blocks"),
+        ];
+        let notes = notes.iter().filter(|(count, _)| *count > 0);
+        let notes: Vec<_> = notes.map(|(count, why)| format!("{count} {why}")).collect();
+        (!notes.is_empty()).then(|| format!("--type {target}: weights that keep their type: {}", notes.join("; ")))
     }
 
     /// Puts the adapters on the parts; `packed` says which weights stay packed on the device.

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::media::Image;
 use crate::models::linear::stays_packed;
 use crate::models::z_image;
-use crate::plan::{Bytes, Choice, Policy};
+use crate::plan::{Bytes, Choice, ConvrotMode, Policy};
 use crate::tensor::{DType, Tensor};
 use std::collections::BTreeSet;
 
@@ -424,6 +424,9 @@ impl Engine {
         {
             notes.push("--kernel is for GPUs: the CPU has one way of each operator".into());
         }
+        if self.pipeline.policy().convrot != ConvrotMode::Auto && self.pipeline.convrot().is_none() {
+            notes.push("--convrot-mode is for int8 layers: this model has none".into());
+        }
         notes.extend(self.adapters.notes());
         notes.extend(self.types.clone());
         let trained = &self.defaults.only_size;
@@ -464,6 +467,9 @@ impl Engine {
         }
         if request.init_image.is_some() {
             list.push(("strength", request.strength.to_string()));
+        }
+        if let Some(choice) = self.pipeline.convrot() {
+            list.push(("convrot", format!("{}: {}", choice.way, choice.reason)));
         }
         let ways: Vec<_> = self.choices().iter().map(|c| format!("{}={}", c.op, c.way)).collect();
         if !ways.is_empty() {

@@ -95,6 +95,8 @@ fn product(g: &mut Graph, w: &Weights, x: Value, out: usize, epilogue: Epilogue,
     let f32 = guard.force_f32 || marker.is_some_and(|m| m.full_precision);
     let float = match (marker, w.convrot()) {
         (Some(_), _) if f32 => Some(DType::F32),
+        // Half precision only where it loses no row.
+        (Some(_), _) if info.device()? == DType::F16 => Some(w.checkpoint().true_basis_dtype(&info.name)?),
         (Some(_), _) if !info.device()?.is_packed() => Some(info.device()?),
         (Some(_), ConvrotPath::Compat) => Some(w.checkpoint().true_basis_dtype(&info.name)?),
         (Some(_), _) => None,

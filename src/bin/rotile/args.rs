@@ -449,8 +449,9 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "TYPE")]
     pub(crate) to: WeightType,
     /// Largest group of inputs that convrot-int8 rotates together, a power of 4; smaller ones where it does not divide a layer
-    #[arg(long, value_name = "N", default_value_t = WeightType::GROUP)]
-    pub(crate) group_size: usize,
+    /// [default: 256]
+    #[arg(long, value_name = "N")]
+    pub(crate) group_size: Option<usize>,
 }
 
 #[derive(Debug, Args)]

@@ -24,7 +24,12 @@ pub(crate) fn run(args: &ConvertArgs, as_json: bool) -> Result<()> {
         .into());
     }
     let target = match args.to {
-        WeightType::ConvrotInt8 { .. } => WeightType::ConvrotInt8 { group: args.group_size },
+        WeightType::ConvrotInt8 { group } => WeightType::ConvrotInt8 {
+            group: args.group_size.unwrap_or(group),
+        },
+        other if args.group_size.is_some() => {
+            return Err(Usage(format!("--group-size is for convrot-int8, not {other}")).into());
+        }
         other => other,
     };
     let cancel = cancel_on_signal()?;

@@ -13,7 +13,7 @@ pub(crate) struct LoraArgs {
     #[arg(long, value_name = "PATH[:WEIGHT]", help_heading = LORA, value_parser = lora)]
     lora: Vec<(PathBuf, f32)>,
     /// When they are applied: auto is at run time where weights are quantised, else merged when loaded
-    #[arg(long, value_name = "WHEN", help_heading = LORA, value_enum, default_value_t = LoraApply::Auto)]
+    #[arg(long, value_name = "WHEN", help_heading = LORA, value_enum, requires = "lora", default_value_t = LoraApply::Auto)]
     lora_apply: LoraApply,
 }
 

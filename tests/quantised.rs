@@ -52,7 +52,7 @@ const PATHS: &[Path] = &[
             convrot: ConvrotMode::Forced(ConvrotPath::Op),
             ..o
         },
-        psnr: 40.0,
+        psnr: 48.0,
     },
     Path {
         name: "ConvRot int8, dense",
@@ -61,7 +61,7 @@ const PATHS: &[Path] = &[
             convrot: ConvrotMode::Forced(ConvrotPath::Dense),
             ..o
         },
-        psnr: 40.0,
+        psnr: 48.0,
     },
     Path {
         name: "ConvRot int8, compat",
@@ -70,7 +70,7 @@ const PATHS: &[Path] = &[
             convrot: ConvrotMode::Forced(ConvrotPath::Compat),
             ..o
         },
-        psnr: 40.0,
+        psnr: 48.0,
     },
     Path {
         name: "ConvRot int8, native",
@@ -79,19 +79,19 @@ const PATHS: &[Path] = &[
             convrot: ConvrotMode::Forced(ConvrotPath::Native),
             ..o
         },
-        psnr: 30.0,
+        psnr: 44.0,
     },
     Path {
         name: "GGUF q8_0",
         weights: WeightType::Blocks(DType::Q8_0),
         options: |o| o,
-        psnr: 40.0,
+        psnr: 48.0,
     },
     Path {
         name: "GGUF q4_k",
         weights: WeightType::Blocks(DType::Q4K),
         options: |o| o,
-        psnr: 25.0,
+        psnr: 31.0,
     },
 ];
 

@@ -129,7 +129,9 @@ impl Checkpoint {
     /// If the tensor has fewer rows.
     pub fn rows(&self, name: &str, dtype: DType, rows: Range<usize>) -> Result<Cow<'_, [u8]>, CheckpointError> {
         if let Some(patched) = self.patched(name, &rows, dtype)? {
-            return Ok(Cow::Owned(patched.to_dtype(dtype).to_bytes()));
+            let bytes = patched.to_dtype(dtype).to_bytes();
+            self.fits(name, dtype, &bytes)?;
+            return Ok(Cow::Owned(bytes));
         }
         if self.reconstructs(name, dtype)? {
             return Ok(Cow::Owned(self.reconstructed_bytes(name, dtype, rows)?));

@@ -468,10 +468,13 @@ impl Engine {
         if request.init_image.is_some() {
             list.push(("strength", request.strength.to_string()));
         }
-        if let Some(choice) = self.pipeline.convrot() {
+        let own = self.pipeline.convrot();
+        if let Some(choice) = &own {
             list.push(("convrot", format!("{}: {}", choice.way, choice.reason)));
         }
-        let ways: Vec<_> = self.choices().iter().map(|c| format!("{}={}", c.op, c.way)).collect();
+        let choices = self.choices();
+        let ways = choices.iter().filter(|c| own.as_ref() != Some(*c));
+        let ways: Vec<_> = ways.map(|c| format!("{}={}", c.op, c.way)).collect();
         if !ways.is_empty() {
             list.push(("kernels", ways.join(" ")));
         }

@@ -7,8 +7,6 @@ use rotile::memory::budget;
 use rotile::tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
 /// Name of the tensor.
@@ -41,7 +39,7 @@ pub(crate) fn read(path: &Path, name: &str) -> Result<(Tensor, Option<Size>)> {
     if height == 0 || width == 0 {
         bail!("{}: `{name}` has shape {}: it is empty", path.display(), info.shape);
     }
-    if let Some(other) = convention(path)?.filter(|said| said != CONVENTION) {
+    if let Some(other) = checkpoint.note("convention").filter(|said| said != CONVENTION) {
         bail!(
             "{}: its values are \"{other}\"; this program takes those \"{CONVENTION}\". Convert them, or drop `convention` from the \
              file's metadata",
@@ -59,21 +57,6 @@ pub(crate) fn read(path: &Path, name: &str) -> Result<(Tensor, Option<Size>)> {
         _ => None,
     };
     Ok((latent, size))
-}
-
-/// What the metadata of a file says of its values, if it says anything.
-fn convention(path: &Path) -> Result<Option<String>> {
-    // Of a safetensors file, whose header the checkpoint has found to be valid; nothing else says it.
-    if path.extension().is_none_or(|e| e != "safetensors") || !path.is_file() {
-        return Ok(None);
-    }
-    let mut file = File::open(path)?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length)?;
-    let mut header = Vec::new();
-    file.take(u64::from_le_bytes(length)).read_to_end(&mut header)?;
-    let header: serde_json::Value = serde_json::from_slice(&header)?;
-    Ok(header["__metadata__"]["convention"].as_str().map(str::to_owned))
 }
 
 /// The file of a latent of a picture of `size`.

@@ -715,3 +715,21 @@ fn rows_and_parts_of_a_changed_weight() {
     let vae = Vae::read(&new).expect("a VAE");
     assert!(vae.has_decoder());
 }
+
+/// A merged weight is checked once more when it is rounded to half precision.
+#[test]
+fn merged_weights_beyond_half_precision_are_named() {
+    let base = single("transformer", &[]);
+    let module = "layers.0.attention.to_q";
+    let name = format!("{module}.weight");
+    let made = Made::new(Kind::Diff, &values(&base, &name).ty.shape, &name);
+    // Far beyond 65504.
+    let lora = adapter("large", &[(module, &made)], 1e9);
+    let (new, _) = with(&base, Role::Transformer, &[lora], Apply::Immediately);
+    let error = new
+        .rows(&name, DType::F16, 0..1)
+        .map(drop)
+        .expect_err("too large for f16");
+    assert!(error.to_string().contains(&name), "{error}");
+    assert!(new.rows(&name, DType::F32, 0..1).is_ok());
+}

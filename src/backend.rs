@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
 use crate::memory::Resident;
-use crate::memory::offload::{Hold, Stream};
+use crate::memory::offload::{Hold, Stream, staging};
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -74,6 +74,11 @@ impl<'a> Planner<'a> {
             Some(_) => plan.gpu_bytes(),
             None => plan.cpu_bytes(),
         }
+    }
+
+    /// Bytes that are on their way at most, beside `bytes`, while weights and inputs are sent there.
+    pub fn staging(self, bytes: Bytes) -> u64 {
+        self.caps.map_or(0, |_| staging(bytes.weights).max(bytes.inputs))
     }
 
     /// How the weights of a plan are streamed there; `None` where all of them stay.

@@ -7,7 +7,7 @@ use crate::checkpoint::Weights;
 use crate::error::{Error, GpuError, Result};
 use crate::graph::Graph;
 use crate::memory::Resident;
-use crate::memory::offload::{Hold, STAGING, Stream};
+use crate::memory::offload::{Hold, Stream, staging};
 use crate::plan::{Bytes, Named, PARAMS_STRIDE, Place, Plan, Policy};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -89,7 +89,8 @@ impl Gpu {
         });
         let readback = plan.readback_bytes();
         let readback = (readback > 0).then(|| self.buffer("readback", readback, Usage::MAP_READ | Usage::COPY_DST));
-        let mut upload = Upload::new(self, stream.as_ref().map_or(STAGING, |stream| stream.staging));
+        let all = plan.gpu_bytes().weights;
+        let mut upload = Upload::new(self, stream.as_ref().map_or(staging(all), |stream| stream.staging));
         upload.finish()?;
         let mut resident = Vec::with_capacity(plan.weights.len());
         for (i, weight) in plan.weights.iter().enumerate() {

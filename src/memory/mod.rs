@@ -3,5 +3,6 @@
 pub mod budget;
 pub mod offload;
 mod residency;
+pub mod tier;
 
 pub use residency::{Residency, Resident};

@@ -3,6 +3,7 @@
 pub mod budget;
 pub mod offload;
 mod residency;
+pub mod route;
 pub mod tier;
 
 pub use residency::{Residency, Resident};

@@ -16,6 +16,7 @@ mod memory;
 mod output;
 mod progress;
 mod roundtrip;
+mod vae;
 
 use anyhow::Result;
 use args::{Cli, Command};

@@ -6,11 +6,13 @@ mod check;
 mod kernel;
 mod readback;
 mod session;
+mod watch;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
 pub use caps::{Caps, Limits};
 pub use session::GpuSession;
+pub use watch::{Peak, Watch};
 
 use crate::error::GpuError;
 use crate::gpu::kernel::KernelCache;
@@ -28,6 +30,7 @@ pub struct Gpu {
     weights: Arc<Residency<Vec<wgpu::Buffer>>>,
     faults: Arc<Mutex<Faults>>,
     refuse_above: Arc<AtomicU64>,
+    watches: Arc<watch::Watches>,
     reason: Arc<str>,
 }
 
@@ -106,6 +109,7 @@ impl Gpu {
             weights: Arc::default(),
             faults,
             refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
+            watches: Arc::default(),
             reason: "opened directly".into(),
         })
     }
@@ -149,6 +153,6 @@ impl Gpu {
     }
 }
 
-fn lock(faults: &Mutex<Faults>) -> std::sync::MutexGuard<'_, Faults> {
-    faults.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -97,6 +97,7 @@ impl Gpu {
         });
         let readback = plan.readback_bytes();
         let readback = (readback > 0).then(|| self.buffer("readback", readback, Usage::MAP_READ | Usage::COPY_DST));
+        self.sample();
         // Staging memory is freed when what it holds has been sent.
         self.queue.submit([]);
         self.wait()?;
@@ -123,6 +124,7 @@ impl Gpu {
             let size = part.ty.byte_len() as u64;
             let buffer = self.buffer(&weight.name, size, STORAGE);
             self.queue.write_buffer(&buffer, 0, &bytes);
+            self.sample();
             buffers.push(buffer);
             *waiting += size;
             if *waiting > STAGING_BYTES {
@@ -135,12 +137,14 @@ impl Gpu {
     }
 
     pub(super) fn buffer(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
-        self.device.create_buffer(&wgpu::BufferDescriptor {
+        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
             size,
             usage,
             mapped_at_creation: false,
-        })
+        });
+        self.sample();
+        buffer
     }
 }
 
@@ -202,6 +206,7 @@ impl GpuSession {
             let index = find_input(&self.plan, name, tensor)?;
             self.gpu.queue.write_buffer(&self.inputs[index], 0, &tensor.to_bytes());
         }
+        self.gpu.sample();
         self.submit();
         let Some(readback) = &self.readback else {
             return Ok(Vec::new());

@@ -20,6 +20,10 @@ use crate::memory::Residency;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Bytes that the driver is asked for at a time for small buffers; larger ones have memory of their own. Larger blocks, which wgpu
+/// has by default, hold little more than one weight each, and what is left of them is lost.
+const BLOCK: u64 = 4 << 20;
+
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]
 pub struct Gpu {
@@ -87,7 +91,9 @@ impl Gpu {
                 max_compute_invocations_per_workgroup: caps.workgroup_invocations,
                 ..wgpu::Limits::default()
             },
-            memory_hints: wgpu::MemoryHints::MemoryUsage,
+            memory_hints: wgpu::MemoryHints::Manual {
+                suballocated_device_memory_block_size: BLOCK..BLOCK,
+            },
             ..Default::default()
         };
         let (device, queue) = match handle.request_device(&descriptor).await {

@@ -7,6 +7,8 @@ mod kernel;
 mod readback;
 mod session;
 mod watch;
+mod stream;
+mod upload;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
@@ -18,7 +20,7 @@ use crate::error::GpuError;
 use crate::gpu::kernel::KernelCache;
 use crate::memory::Residency;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Bytes that the driver is asked for at a time for small buffers; larger ones have memory of their own. Larger blocks, which wgpu
 /// has by default, hold little more than one weight each, and what is left of them is lost.
@@ -32,6 +34,7 @@ pub struct Gpu {
     caps: Arc<Caps>,
     kernels: Arc<KernelCache>,
     weights: Arc<Residency<Vec<wgpu::Buffer>>>,
+    slots: Arc<Mutex<Vec<Weak<stream::Slots>>>>,
     faults: Arc<Mutex<Faults>>,
     refuse_above: Arc<AtomicU64>,
     watches: Arc<watch::Watches>,
@@ -113,6 +116,7 @@ impl Gpu {
             caps: Arc::new(caps.clone()),
             kernels: Arc::default(),
             weights: Arc::default(),
+            slots: Arc::default(),
             faults,
             refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
             watches: Arc::default(),

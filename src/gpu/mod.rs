@@ -6,9 +6,9 @@ mod check;
 mod kernel;
 mod readback;
 mod session;
-mod watch;
 mod stream;
 mod upload;
+mod watch;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};

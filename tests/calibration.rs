@@ -4,6 +4,7 @@ use pollster::block_on;
 use rotile::checkpoint::{Checkpoint, Weights};
 use rotile::gpu::{AdapterChoice, Gpu};
 use rotile::graph::Graph;
+use rotile::memory::offload::Hold;
 use rotile::ops::Unary;
 use rotile::plan::Policy;
 use rotile::tensor::{DType, Tensor, TensorType};
@@ -33,7 +34,7 @@ fn a_watch_sees_the_most_that_was_allocated_at_once() {
         let x = g.input("x", ty.clone());
         let y = g.unary(x, Unary::Tanh).expect("any shape");
         g.output("y", y);
-        block_on(gpu.prepare(&g, &weights, &Policy::default())).expect("it fits")
+        block_on(gpu.prepare(&g, &weights, &Policy::default(), Hold::Resident)).expect("it fits")
     };
     // What the device itself staged is gone.
     block_on(gpu.idle()).expect("the device is there");

@@ -18,7 +18,7 @@ pub(crate) struct CalibrateArgs {
 pub(crate) fn run(args: &CalibrateArgs, _as_json: bool) -> Result<()> {
     if let Some(spec) = &args.point {
         let found = point::probe(spec, args.model.source(None)?, &args.model.device.options())?;
-        println!("{found}");
+        crate::output::line(found)?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Who holds which weight where, and whether there is room.
 
 pub mod budget;
-mod residency;
+pub mod residency;
+mod shared;
 
-pub use residency::{Residency, Resident};
+pub use shared::{Residency, Resident};

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
 use crate::memory::Resident;
+use crate::memory::offload::{Hold, Stream, staging};
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -67,12 +68,25 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Bytes that a plan takes there.
+    /// Bytes that a plan takes there with all its weights.
     pub fn bytes(self, plan: &Plan) -> Bytes {
         match self.caps {
             Some(_) => plan.gpu_bytes(),
             None => plan.cpu_bytes(),
         }
+    }
+
+    /// Bytes that are on their way at most, beside `bytes`, while weights and inputs are sent there.
+    pub fn staging(self, bytes: Bytes) -> u64 {
+        self.caps.map_or(0, |_| staging(bytes.weights).max(bytes.inputs))
+    }
+
+    /// How the weights of a plan are streamed there; `None` where all of them stay.
+    ///
+    /// # Errors
+    /// If not even the largest block fits the budget.
+    pub fn stream(self, plan: &Plan, hold: Hold) -> Result<Option<Stream>> {
+        Ok(hold.stream(plan, self.caps)?)
     }
 }
 
@@ -82,9 +96,17 @@ impl Device {
     /// # Errors
     /// If the plan does not fit the device, a weight cannot be loaded, or the driver refuses something.
     pub async fn prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy) -> Result<Session> {
+        self.prepare_held(graph, weights, policy, Hold::Resident).await
+    }
+
+    /// As [`Device::prepare`], with weights held as `hold` says: a plan is the same however its weights are held, and so is its result.
+    ///
+    /// # Errors
+    /// As [`Device::prepare`], or if the weights do not fit their budget.
+    pub async fn prepare_held(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<Session> {
         Ok(match self {
-            Self::Gpu(gpu) => Session::Gpu(gpu.prepare(graph, weights, policy).await?),
-            Self::Cpu(cpu) => Session::Cpu(cpu.prepare(graph, weights)?),
+            Self::Gpu(gpu) => Session::Gpu(gpu.prepare(graph, weights, policy, hold).await?),
+            Self::Cpu(cpu) => Session::Cpu(cpu.prepare(graph, weights, hold)?),
         })
     }
 
@@ -141,10 +163,7 @@ impl Session {
     pub fn repeat(&mut self, times: u32) -> Result<()> {
         match self {
             Self::Gpu(session) => session.repeat(times),
-            Self::Cpu(session) => {
-                session.repeat(times);
-                Ok(())
-            }
+            Self::Cpu(session) => session.repeat(times),
         }
     }
 
@@ -159,8 +178,16 @@ impl Session {
     /// Bytes that the plan promised.
     pub fn planned(&self) -> Bytes {
         match self {
-            Self::Gpu(session) => session.plan().gpu_bytes(),
-            Self::Cpu(session) => session.plan().cpu_bytes(),
+            Self::Gpu(session) => session.planned(),
+            Self::Cpu(session) => session.planned(),
+        }
+    }
+
+    /// How its weights are streamed, if they are.
+    pub fn stream(&self) -> Option<&Stream> {
+        match self {
+            Self::Gpu(session) => session.stream(),
+            Self::Cpu(session) => session.stream(),
         }
     }
 

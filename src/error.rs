@@ -256,7 +256,7 @@ pub enum PlanError {
     },
     /// The plan takes more than it may.
     #[error(
-        "the plan wants {wanted} bytes, more than the {limit} that it may take. Use a smaller size or more --max-memory"
+        "this takes at least {wanted} bytes, more than the {limit} that it may take. Use a smaller size, weights of a smaller type or more --max-memory"
     )]
     MaxMemory {
         /// Bytes of the plan.

@@ -2,9 +2,11 @@ use crate::backend::find_input;
 use crate::checkpoint::Weights;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Value};
+use crate::memory::offload::{Hold, Segment, Stream};
 use crate::memory::{Residency, Resident, budget};
 use crate::plan::{Bytes, Named, Output, Place, Plan, cpu_dtype, cpu_weight_bytes};
 use crate::tensor::{Tensor, TensorType, View};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The CPU as a device. Clones share their weights.
@@ -20,7 +22,19 @@ pub struct CpuSession {
     nodes: Vec<RunNode>,
     buffers: Vec<Vec<f32>>,
     inputs: Vec<Tensor>,
-    weights: Vec<Arc<Resident<Tensor>>>,
+    // None where a weight is streamed.
+    weights: Vec<Option<Arc<Resident<Tensor>>>>,
+    streaming: Option<Streaming>,
+}
+
+/// Weights that are there only while their block computes.
+#[derive(Debug)]
+struct Streaming {
+    stream: Stream,
+    source: Weights,
+    here: Vec<Option<Tensor>>,
+    /// The most bytes that have been there at once.
+    peak: u64,
 }
 
 /// A node with its operands resolved to places.
@@ -33,15 +47,23 @@ struct RunNode {
 }
 
 impl Cpu {
-    /// Allocates what the graph needs and loads its weights: packed ones as they are, others widened to `f32`.
+    /// Allocates what the graph needs and loads its weights: packed ones as they are, others widened to `f32`. Streamed weights follow
+    /// in each run.
     ///
     /// # Errors
-    /// If the machine has no room for it, or a weight cannot be loaded.
-    pub fn prepare(&self, graph: &Graph, weights: &Weights) -> Result<CpuSession> {
+    /// If the machine has no room for it, it does not fit the budget of `hold`, or a weight cannot be loaded.
+    pub fn prepare(&self, graph: &Graph, weights: &Weights, hold: Hold) -> Result<CpuSession> {
         let plan = Plan::cpu(graph);
-        let held = |w: &&Named| self.weights.get(weights, &w.name, cpu_dtype(w.ty.dtype)).is_some();
-        let held: u64 = plan.weights.iter().filter(held).map(|w| cpu_weight_bytes(&w.ty)).sum();
-        budget::check(plan.cpu_bytes().total() - held)?;
+        let stream = hold.stream(&plan, None)?;
+        let streamed = |i: usize| stream.as_ref().is_some_and(|stream| stream.spots[i].is_some());
+        let held = |w: &Named| self.weights.get(weights, &w.name, cpu_dtype(w.ty.dtype)).is_some();
+        let held = plan
+            .weights
+            .iter()
+            .enumerate()
+            .filter(|(i, w)| !streamed(*i) && held(w));
+        let held: u64 = held.map(|(_, w)| cpu_weight_bytes(&w.ty)).sum();
+        budget::check(hold_bytes(&plan, stream.as_ref()).total() - held)?;
         let resolve = |value: &Value| plan.place(graph, *value).map(|place| (place, graph.ty(*value).clone()));
         let node = |node: &Node| {
             let (Place::Shared(output), ty) = resolve(&node.output)? else {
@@ -55,13 +77,14 @@ impl Cpu {
             })
         };
         let nodes = plan.nodes.iter().filter_map(|&i| node(&graph.nodes()[i])).collect();
-        let load = |Named { name, ty }: &Named| {
+        let load = |(i, Named { name, ty }): (usize, &Named)| {
             let dtype = cpu_dtype(ty.dtype);
             match self.weights.get(weights, name, dtype) {
-                Some(held) => Ok(held),
+                _ if streamed(i) => Ok(None),
+                Some(held) => Ok(Some(held)),
                 None => {
                     let tensor = weights.load(name, dtype)?;
-                    Ok::<_, Error>(self.weights.insert(weights, name, dtype, tensor))
+                    Ok::<_, Error>(Some(self.weights.insert(weights, name, dtype, tensor)))
                 }
             }
         };
@@ -73,9 +96,24 @@ impl Cpu {
                 .map(|&bytes| vec![0.0; bytes as usize / 4])
                 .collect(),
             inputs: plan.inputs.iter().map(|i| zeros(&i.ty)).collect(),
-            weights: plan.weights.iter().map(load).collect::<Result<_>>()?,
+            weights: plan.weights.iter().enumerate().map(load).collect::<Result<_>>()?,
+            streaming: stream.map(|stream| Streaming {
+                stream,
+                source: weights.clone(),
+                here: plan.weights.iter().map(|_| None).collect(),
+                peak: 0,
+            }),
             plan,
         })
+    }
+}
+
+/// Bytes of a plan whose weights are streamed, or all there.
+pub(crate) fn hold_bytes(plan: &Plan, stream: Option<&Stream>) -> Bytes {
+    let bytes = plan.cpu_bytes();
+    Bytes {
+        weights: stream.map_or(bytes.weights, |stream| stream.resident + stream.slot_bytes()),
+        ..bytes
     }
 }
 
@@ -92,28 +130,65 @@ impl CpuSession {
     /// Runs the graph; inputs that are not given keep their values.
     ///
     /// # Errors
-    /// If an input is unknown or has another shape.
+    /// If an input is unknown or has another shape, or a streamed weight cannot be loaded.
     pub fn run(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
         for (name, tensor) in inputs {
             let index = find_input(&self.plan, name, tensor)?;
             self.inputs[index].data.clone_from(&tensor.data);
             self.inputs[index].blocks.clone_from(&tensor.blocks);
         }
-        self.compute();
+        self.compute()?;
         let data = |output: &Output| self.view(output.place, &output.ty).data.to_vec();
         let outputs = self.plan.outputs.iter().map(|o| Tensor::of(o.ty.clone(), data(o)));
         Ok(outputs.collect())
     }
 
     /// Runs the graph `times` over on the inputs it has: for benches.
-    pub fn repeat(&mut self, times: u32) {
-        for _ in 0..times {
-            self.compute();
-        }
+    ///
+    /// # Errors
+    /// If a streamed weight cannot be loaded.
+    pub fn repeat(&mut self, times: u32) -> Result<()> {
+        (0..times).try_for_each(|_| self.compute())
     }
 
-    fn compute(&mut self) {
-        for i in 0..self.nodes.len() {
+    fn compute(&mut self) -> Result<()> {
+        let Some(streaming) = &self.streaming else {
+            self.compute_nodes(0..self.nodes.len());
+            return Ok(());
+        };
+        for i in 0..streaming.stream.segments.len() {
+            let nodes = self.bring(i)?;
+            self.compute_nodes(nodes);
+        }
+        self.forget();
+        Ok(())
+    }
+
+    /// Loads the weights of a segment in place of those before it; its nodes.
+    fn bring(&mut self, segment: usize) -> Result<Range<usize>> {
+        self.forget();
+        let Some(streaming) = &mut self.streaming else {
+            return Ok(0..self.nodes.len());
+        };
+        let Segment { nodes, weights, .. } = &streaming.stream.segments[segment];
+        if segment >= streaming.stream.first {
+            for &weight in weights {
+                let Named { name, ty } = &self.plan.weights[weight];
+                streaming.here[weight] = Some(streaming.source.load(name, cpu_dtype(ty.dtype))?);
+            }
+            let bytes = streaming.here.iter().flatten().map(held_bytes).sum();
+            streaming.peak = streaming.peak.max(bytes);
+        }
+        Ok(nodes.clone())
+    }
+
+    fn forget(&mut self) {
+        let here = self.streaming.iter_mut().flat_map(|streaming| &mut streaming.here);
+        here.for_each(|weight| *weight = None);
+    }
+
+    fn compute_nodes(&mut self, nodes: Range<usize>) {
+        for i in nodes {
             let node = &self.nodes[i];
             let mut output = std::mem::take(&mut self.buffers[node.output]);
             let views: Vec<_> = node.inputs.iter().map(|(place, ty)| self.view(*place, ty)).collect();
@@ -130,12 +205,22 @@ impl CpuSession {
         &self.plan
     }
 
-    /// Bytes it really holds.
+    /// Bytes that were planned.
+    pub fn planned(&self) -> Bytes {
+        hold_bytes(&self.plan, self.stream())
+    }
+
+    /// How its weights are streamed, if they are.
+    pub fn stream(&self) -> Option<&Stream> {
+        self.streaming.as_ref().map(|streaming| &streaming.stream)
+    }
+
+    /// Bytes it really holds; of streamed weights the most that have been there at once.
     pub fn allocated(&self) -> Bytes {
         let bytes = |data: &Vec<f32>| data.capacity() as u64 * 4;
         let constants: u64 = self.plan.constants.iter().map(|c| bytes(&c.data)).sum();
         Bytes {
-            weights: self.weights.iter().map(|w| held_bytes(&w.storage)).sum(),
+            weights: self.weights().iter().map(|(_, _, held)| held).sum(),
             activations: self.buffers.iter().map(bytes).sum(),
             inputs: self.inputs.iter().map(|t| bytes(&t.data)).sum::<u64>() + constants,
             transfer: 0,
@@ -144,18 +229,22 @@ impl CpuSession {
 
     /// As [`Session::keep_weights`](crate::backend::Session).
     pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Tensor>>> {
-        self.weights.clone()
+        self.weights.iter().flatten().cloned().collect()
     }
 
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
-        let planned = self.plan.weights.iter().map(|w| cpu_weight_bytes(&w.ty));
-        let held = self.weights.iter();
-        let held = held.map(|w| (Arc::as_ptr(w) as usize, held_bytes(&w.storage)));
-        planned
-            .zip(held)
-            .map(|(planned, (id, held))| (id, planned, held))
-            .collect()
+        let held = |(named, held): (&Named, &Option<Arc<Resident<Tensor>>>)| {
+            let held = held.as_ref()?;
+            let bytes = held_bytes(&held.storage);
+            Some((Arc::as_ptr(held) as usize, cpu_weight_bytes(&named.ty), bytes))
+        };
+        let streamed = self.streaming.iter().map(|streaming| {
+            let id = std::ptr::from_ref(streaming) as usize;
+            (id, streaming.stream.slot_bytes(), streaming.peak)
+        });
+        let resident = self.plan.weights.iter().zip(&self.weights).filter_map(held);
+        resident.chain(streamed).collect()
     }
 
     fn view<'a>(&'a self, place: Place, ty: &'a TensorType) -> View<'a> {
@@ -169,7 +258,13 @@ impl CpuSession {
             }
             Place::Input(i) => &self.inputs[i],
             Place::Constant(i) => &self.plan.constants[i],
-            Place::Weight(i, _) => &self.weights[i].storage,
+            Place::Weight(i, _) => match &self.weights[i] {
+                Some(held) => &held.storage,
+                None => {
+                    let here = self.streaming.as_ref().and_then(|streaming| streaming.here[i].as_ref());
+                    here.expect("a block's weights are there while it computes")
+                }
+            },
         };
         View {
             ty,

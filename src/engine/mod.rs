@@ -17,11 +17,12 @@ pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage}
 use crate::adapter::Report;
 use crate::backend::Device;
 use crate::convert::WeightType;
-use crate::diffusion::Guidance;
-use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
+use crate::diffusion::pipeline::{Pipeline, Task};
 use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
+use crate::diffusion::{Engaged, Guidance};
 use crate::error::{Error, Result};
 use crate::media::Image;
+use crate::memory::tier::Tier;
 use crate::models::linear::stays_packed;
 use crate::models::z_image;
 use crate::plan::{Bytes, Choice, ConvrotMode, Policy};
@@ -66,7 +67,10 @@ impl Engine {
         let types = source.retype(options.weight_type);
         let (path, _) = policy.convrot.resolve(device.caps());
         let adapters = source.adapt(&|_, info| stays_packed(info, path))?;
-        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
+        let vae = options.vae.clone().at_most(options.memory.max, device.caps())?;
+        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?
+            .with_vae_options(vae)
+            .with_memory(options.memory);
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
             pipeline,
@@ -115,35 +119,38 @@ impl Engine {
             on(Event::Note(note));
         }
 
-        // Everything is planned, compiled and allocated before the first step, the decoder too: nothing can fail for want of
-        // room after the last one.
+        // Everything is planned before the first step; in the quicker tiers it is compiled and allocated too, the decoder with it.
         on(Event::Stage(Stage::Prepare));
-        self.pipeline.check_room(&self.tasks(request, &settings)?)?;
-        self.pipeline.prepare_decode([height, width], &mut on).await?;
+        let tasks = self.tasks(request, &settings)?;
+        self.pipeline.engage(&tasks, &mut on)?;
         proceed(cancel)?;
-        on(Event::Stage(Stage::Text));
-        let positive = self.caption(&request.prompt, &mut on).await?;
+        let positive = self.caption(&request.prompt, &mut on, cancel).await?;
         proceed(cancel)?;
         let negative = match settings.guidance.is_on() {
-            true => Some(self.caption(&request.negative_prompt, &mut on).await?),
+            true => Some(self.caption(&request.negative_prompt, &mut on, cancel).await?),
             false => None,
         };
-        for caption in [Some(&positive), negative.as_ref()].into_iter().flatten() {
-            proceed(cancel)?;
-            self.pipeline.prepare(denoise_task(caption, height, width)?).await?;
-        }
         proceed(cancel)?;
 
         let start = match &request.init_image {
             Some(image) => {
+                self.pipeline
+                    .enter(&[Task::Encode { height, width }], &mut on, cancel)
+                    .await?;
                 on(Event::Stage(Stage::Encode));
                 let image = image.resize(settings.width, settings.height);
                 Some(self.encode_with(&image, &mut on, cancel).await?)
             }
             None => None,
         };
+        let steps: Vec<_> = tasks
+            .iter()
+            .copied()
+            .filter(|task| matches!(task, Task::Denoise { .. }))
+            .collect();
         let mut pictures = Vec::new();
         for index in 0..request.batch {
+            self.pipeline.enter(&steps, &mut on, cancel).await?;
             let seed = request.seed.wrapping_add(u64::from(index));
             let mut noise = request.rng.start(seed).normal(channels * height * width);
             if let Some(start) = &start {
@@ -171,6 +178,9 @@ impl Engine {
                 });
             }
             proceed(cancel)?;
+            self.pipeline
+                .enter(&[Task::Decode { height, width }], &mut on, cancel)
+                .await?;
             on(Event::Stage(Stage::Decode));
             let latent = Tensor::new([1, channels, height, width], latent.data);
             pictures.push(Picture {
@@ -253,6 +263,11 @@ impl Engine {
         (self.pipeline.device().name(), &self.device_note)
     }
 
+    /// How the last run was held on the device: the tier at work, and its bytes.
+    pub fn engaged(&self) -> Option<&Engaged> {
+        self.pipeline.engaged()
+    }
+
     /// What a request leaves out is taken from here.
     pub fn defaults(&self) -> &Defaults {
         &self.defaults
@@ -326,12 +341,18 @@ impl Engine {
         Ok(tasks)
     }
 
-    async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
+    async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event), cancel: &Cancel) -> Result<Tensor> {
         let tokens = self.pipeline.tokens(prompt)?;
         if let Some(note) = tokens.note() {
             on(Event::Note(note));
         }
+        let count = tokens.ids.len();
+        self.pipeline.enter(&[Task::Text { tokens: count }], on, cancel).await?;
+        on(Event::Stage(Stage::Text));
         let embeddings = self.pipeline.embed(&tokens).await?;
+        self.pipeline
+            .enter(&[Task::Caption { tokens: count }], on, cancel)
+            .await?;
         self.pipeline.caption(&embeddings).await
     }
 
@@ -457,6 +478,9 @@ impl Engine {
             && (storage.repeated || storage.dtype != self.pipeline.dtype())
         {
             list.push(("vae_dtype", storage.to_string()));
+        }
+        if let Some(engaged) = self.engaged().filter(|engaged| engaged.tier != Tier::Resident) {
+            list.push(("memory", engaged.tier.name().to_owned()));
         }
         if let Some(target) = self.weight_type {
             list.push(("type", target.to_string()));

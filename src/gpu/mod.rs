@@ -6,6 +6,8 @@ mod check;
 mod kernel;
 mod readback;
 mod session;
+mod stream;
+mod upload;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
@@ -16,7 +18,7 @@ use crate::error::GpuError;
 use crate::gpu::kernel::KernelCache;
 use crate::memory::Residency;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]
@@ -26,6 +28,7 @@ pub struct Gpu {
     caps: Arc<Caps>,
     kernels: Arc<KernelCache>,
     weights: Arc<Residency<Vec<wgpu::Buffer>>>,
+    slots: Arc<Mutex<Vec<Weak<stream::Slots>>>>,
     faults: Arc<Mutex<Faults>>,
     refuse_above: Arc<AtomicU64>,
     reason: Arc<str>,
@@ -104,6 +107,7 @@ impl Gpu {
             caps: Arc::new(caps.clone()),
             kernels: Arc::default(),
             weights: Arc::default(),
+            slots: Arc::default(),
             faults,
             refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
             reason: "opened directly".into(),

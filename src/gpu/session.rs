@@ -1,10 +1,13 @@
 use super::Gpu;
 use super::kernel::Kernel;
+use super::stream::Streaming;
+use super::upload::Upload;
 use crate::backend::find_input;
 use crate::checkpoint::Weights;
 use crate::error::{Error, GpuError, Result};
 use crate::graph::Graph;
 use crate::memory::Resident;
+use crate::memory::offload::{Hold, Stream, staging};
 use crate::plan::{Bytes, Named, PARAMS_STRIDE, Place, Plan, Policy};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -14,28 +17,27 @@ use wgpu::BufferUsages as Usage;
 /// Work submitted at once: more would let a slow adapter's watchdog reset the driver.
 const SUBMIT_FLOPS: f64 = 2e11;
 
-/// Bytes of weights that wait in staging memory before they are sent.
-const STAGING_BYTES: u64 = 64 << 20;
-
 /// Buffers of tensors.
-const STORAGE: Usage = Usage::STORAGE.union(Usage::COPY_SRC).union(Usage::COPY_DST);
+pub(super) const STORAGE: Usage = Usage::STORAGE.union(Usage::COPY_SRC).union(Usage::COPY_DST);
 
 /// A graph that is ready to run on a GPU.
 #[derive(Debug)]
 pub struct GpuSession {
-    gpu: Gpu,
-    plan: Plan,
-    dispatches: Vec<Dispatch>,
+    pub(super) gpu: Gpu,
+    pub(super) plan: Plan,
+    pub(super) dispatches: Vec<Dispatch>,
     buffers: Vec<wgpu::Buffer>,
     inputs: Vec<wgpu::Buffer>,
     constants: Vec<wgpu::Buffer>,
-    weights: Vec<Arc<Resident<Vec<wgpu::Buffer>>>>,
+    // None where a weight is streamed.
+    weights: Vec<Option<Arc<Resident<Vec<wgpu::Buffer>>>>>,
+    streaming: Option<Streaming>,
     params: Option<wgpu::Buffer>,
     readback: Option<wgpu::Buffer>,
 }
 
 #[derive(Debug)]
-struct Dispatch {
+pub(super) struct Dispatch {
     kernel: Arc<Kernel>,
     group: wgpu::BindGroup,
     params: u32,
@@ -45,15 +47,16 @@ struct Dispatch {
 }
 
 impl Gpu {
-    /// Compiles, allocates and uploads all that the graph needs.
+    /// Compiles, allocates and uploads all that the graph needs; streamed weights follow in each run.
     ///
     /// # Errors
-    /// If the plan does not fit the adapter, a weight cannot be loaded, or the driver refuses something.
-    pub async fn prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy) -> Result<GpuSession> {
+    /// If the plan does not fit the adapter or the budget of `hold`, a weight cannot be loaded, or the driver refuses something.
+    pub async fn prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<GpuSession> {
         let plan = Plan::gpu(graph, self.caps(), policy)?;
-        let bytes = plan.gpu_bytes();
+        let stream = hold.stream(&plan, Some(self.caps()))?;
+        let bytes = hold_bytes(&plan, stream.as_ref());
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let session = self.allocate(plan, weights).await;
+        let session = self.allocate(plan, weights, stream);
         if scope.pop().await.is_some() || bytes.session() > self.refuse_above.load(Ordering::Relaxed) {
             // What was then done with buffers that are not there is no fault of its own.
             if let Err(lost @ GpuError::DeviceLost(_)) = self.check() {
@@ -68,7 +71,7 @@ impl Gpu {
         Ok(session)
     }
 
-    async fn allocate(&self, plan: Plan, weights: &Weights) -> Result<GpuSession> {
+    fn allocate(&self, plan: Plan, weights: &Weights, stream: Option<Stream>) -> Result<GpuSession> {
         let shared = |(i, &bytes): (usize, &u64)| self.buffer(&format!("shared {i}"), bytes, STORAGE);
         let buffers = plan.buffers.iter().enumerate().map(shared).collect();
         let named = |n: &Named| self.buffer(&n.name, n.ty.byte_len() as u64, STORAGE);
@@ -79,17 +82,6 @@ impl Gpu {
             self.queue.write_buffer(&buffer, 0, &tensor.to_bytes());
             constants.push(buffer);
         }
-        let mut resident = Vec::with_capacity(plan.weights.len());
-        let mut waiting = 0;
-        for weight in &plan.weights {
-            let (name, dtype) = (weight.name.as_str(), weight.ty.dtype);
-            if let Some(held) = self.weights.get(weights, name, dtype) {
-                resident.push(held);
-                continue;
-            }
-            let parts = self.upload(weights, weight, &mut waiting)?;
-            resident.push(self.weights.insert(weights, name, dtype, parts));
-        }
         let params = (!plan.params.is_empty()).then(|| {
             let buffer = self.buffer("params", plan.params.len() as u64, Usage::UNIFORM | Usage::COPY_DST);
             self.queue.write_buffer(&buffer, 0, &plan.params);
@@ -97,41 +89,35 @@ impl Gpu {
         });
         let readback = plan.readback_bytes();
         let readback = (readback > 0).then(|| self.buffer("readback", readback, Usage::MAP_READ | Usage::COPY_DST));
-        // Staging memory is freed when what it holds has been sent.
-        self.queue.submit([]);
-        self.wait()?;
+        let all = plan.gpu_bytes().weights;
+        let mut upload = Upload::new(self, stream.as_ref().map_or(staging(all), |stream| stream.staging));
+        upload.finish()?;
+        let mut resident = Vec::with_capacity(plan.weights.len());
+        for (i, weight) in plan.weights.iter().enumerate() {
+            let (name, dtype) = (weight.name.as_str(), weight.ty.dtype);
+            let streamed = stream.as_ref().is_some_and(|stream| stream.spots[i].is_some());
+            resident.push(match self.weights.get(weights, name, dtype) {
+                _ if streamed => None,
+                Some(held) => Some(held),
+                None => {
+                    let parts = upload.weight(weights, weight)?;
+                    Some(self.weights.insert(weights, name, dtype, parts))
+                }
+            });
+        }
+        upload.finish()?;
         Ok(GpuSession {
             gpu: self.clone(),
-            plan,
             dispatches: Vec::new(),
             buffers,
             inputs,
             constants,
             weights: resident,
+            streaming: stream.map(|stream| self.streaming(&plan, stream, weights)),
             params,
             readback,
+            plan,
         })
-    }
-
-    /// Sends a weight part by part, as the file has it where kernels can read that, else converted. `waiting` counts the bytes in
-    /// staging memory.
-    fn upload(&self, weights: &Weights, weight: &Named, waiting: &mut u64) -> Result<Vec<wgpu::Buffer>> {
-        let mut buffers = Vec::new();
-        for part in self.caps().parts(&weight.ty) {
-            let rows = part.first..part.first + part.ty.shape.first().copied().unwrap_or(1);
-            let bytes = weights.rows(&weight.name, weight.ty.dtype, rows)?;
-            let size = part.ty.byte_len() as u64;
-            let buffer = self.buffer(&weight.name, size, STORAGE);
-            self.queue.write_buffer(&buffer, 0, &bytes);
-            buffers.push(buffer);
-            *waiting += size;
-            if *waiting > STAGING_BYTES {
-                self.queue.submit([]);
-                self.wait()?;
-                *waiting = 0;
-            }
-        }
-        Ok(buffers)
     }
 
     pub(super) fn buffer(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
@@ -167,7 +153,7 @@ impl GpuSession {
             }
             entries.extend(step.bindings.iter().map(|(binding, place)| wgpu::BindGroupEntry {
                 binding: *binding,
-                resource: self.at(*place).as_entire_binding(),
+                resource: wgpu::BindingResource::Buffer(self.binding(*place)),
             }));
             let group = self.gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: None,
@@ -202,7 +188,7 @@ impl GpuSession {
             let index = find_input(&self.plan, name, tensor)?;
             self.gpu.queue.write_buffer(&self.inputs[index], 0, &tensor.to_bytes());
         }
-        self.submit();
+        self.submit_all()?;
         let Some(readback) = &self.readback else {
             return Ok(Vec::new());
         };
@@ -210,7 +196,8 @@ impl GpuSession {
         let mut at = 0;
         for output in &self.plan.outputs {
             let bytes = output.ty.byte_len() as u64;
-            encoder.copy_buffer_to_buffer(self.at(output.place), 0, readback, at, bytes);
+            let from = self.binding(output.place);
+            encoder.copy_buffer_to_buffer(from.buffer, from.offset, readback, at, bytes);
             at += bytes;
         }
         self.gpu.queue.submit([encoder.finish()]);
@@ -233,14 +220,23 @@ impl GpuSession {
     /// If the device fails.
     pub fn repeat(&mut self, times: u32) -> Result<()> {
         for _ in 0..times {
-            self.submit();
+            self.submit_all()?;
         }
         self.gpu.wait()?;
         Ok(self.gpu.check()?)
     }
 
-    fn submit(&self) {
-        let mut rest = self.dispatches.as_slice();
+    fn submit_all(&self) -> Result<()> {
+        match &self.streaming {
+            Some(streaming) => streaming.submit(self),
+            None => {
+                self.submit(&self.dispatches);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn submit(&self, mut rest: &[Dispatch]) {
         while !rest.is_empty() {
             let count = rest.iter().position(|d| d.submit).map_or(rest.len(), |i| i + 1);
             let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
@@ -262,12 +258,22 @@ impl GpuSession {
         &self.plan
     }
 
-    /// Bytes of the buffers it holds. Weights that other sessions hold too count in each.
+    /// Bytes that were planned.
+    pub fn planned(&self) -> Bytes {
+        hold_bytes(&self.plan, self.streaming.as_ref().map(|s| &s.stream))
+    }
+
+    /// How its weights are streamed, if they are.
+    pub fn stream(&self) -> Option<&Stream> {
+        self.streaming.as_ref().map(|streaming| &streaming.stream)
+    }
+
+    /// Bytes of the buffers it holds. Weights and slots that other sessions hold too count in each.
     pub fn allocated(&self) -> Bytes {
         let sum = |buffers: &[wgpu::Buffer]| buffers.iter().map(wgpu::Buffer::size).sum::<u64>();
         let one = |buffer: &Option<wgpu::Buffer>| buffer.as_ref().map_or(0, wgpu::Buffer::size);
         Bytes {
-            weights: self.weights.iter().map(|w| sum(&w.storage)).sum(),
+            weights: self.weights().iter().map(|(_, _, held)| held).sum(),
             activations: sum(&self.buffers),
             inputs: sum(&self.inputs) + sum(&self.constants),
             transfer: one(&self.params) + one(&self.readback),
@@ -276,26 +282,58 @@ impl GpuSession {
 
     /// As [`Session::keep_weights`](crate::backend::Session).
     pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Vec<wgpu::Buffer>>>> {
-        self.weights.clone()
+        self.weights.iter().flatten().cloned().collect()
     }
 
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
-        let planned = self.plan.weights.iter().map(|w| w.ty.byte_len() as u64);
         let size = |w: &Resident<Vec<wgpu::Buffer>>| w.storage.iter().map(wgpu::Buffer::size).sum::<u64>();
-        let held = self.weights.iter().map(|w| (Arc::as_ptr(w) as usize, size(w)));
-        planned
-            .zip(held)
-            .map(|(planned, (id, held))| (id, planned, held))
-            .collect()
+        let held = |(named, held): (&Named, &Option<Arc<Resident<_>>>)| {
+            let held = held.as_ref()?;
+            Some((Arc::as_ptr(held) as usize, named.ty.byte_len() as u64, size(held)))
+        };
+        let slots = self.streaming.iter().map(|streaming| {
+            let slots = &streaming.slots;
+            let id = Arc::as_ptr(slots) as usize;
+            (id, streaming.stream.slot_bytes(), slots.bytes())
+        });
+        let resident = self.plan.weights.iter().zip(&self.weights).filter_map(held);
+        resident.chain(slots).collect()
     }
 
-    fn at(&self, place: Place) -> &wgpu::Buffer {
+    /// What a kernel binds for a place.
+    fn binding(&self, place: Place) -> wgpu::BufferBinding<'_> {
+        let whole = |buffer| wgpu::BufferBinding {
+            buffer,
+            offset: 0,
+            size: None,
+        };
         match place {
-            Place::Shared(i) => &self.buffers[i],
-            Place::Input(i) => &self.inputs[i],
-            Place::Constant(i) => &self.constants[i],
-            Place::Weight(i, part) => &self.weights[i].storage[part],
+            Place::Shared(i) => whole(&self.buffers[i]),
+            Place::Input(i) => whole(&self.inputs[i]),
+            Place::Constant(i) => whole(&self.constants[i]),
+            Place::Weight(i, part) => match &self.weights[i] {
+                Some(held) => whole(&held.storage[part]),
+                None => {
+                    let streaming = self.streaming.as_ref().expect("what is not resident is streamed");
+                    let (buffer, offset) = streaming.spot(i, part).expect("a streamed weight has a spot");
+                    let size = self.gpu.caps().parts(&self.plan.weights[i].ty)[part].ty.byte_len() as u64;
+                    wgpu::BufferBinding {
+                        buffer,
+                        offset,
+                        size: wgpu::BufferSize::new(size),
+                    }
+                }
+            },
         }
+    }
+}
+
+/// Bytes of a plan whose weights are streamed, or all resident.
+pub(super) fn hold_bytes(plan: &Plan, stream: Option<&Stream>) -> Bytes {
+    let bytes = plan.gpu_bytes();
+    Bytes {
+        weights: stream.map_or(bytes.weights, |stream| stream.resident + stream.slot_bytes()),
+        ..bytes
     }
 }

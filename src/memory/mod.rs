@@ -1,7 +1,9 @@
 //! Who holds which weight where, and whether there is room.
 
 pub mod budget;
+pub mod offload;
 pub mod residency;
 mod shared;
+pub mod tier;
 
 pub use shared::{Residency, Resident};

@@ -153,6 +153,10 @@ pub struct Plan {
     pub cost: Cost,
     /// Work of each live node.
     pub node_costs: Vec<Cost>,
+    /// Block of the model that each live node belongs to; it grows from node to node where the block changes.
+    pub blocks: Vec<usize>,
+    /// Weights that each live node reads.
+    pub node_weights: Vec<Vec<usize>>,
     places: Vec<Option<Place>>,
 }
 
@@ -274,11 +278,14 @@ impl Plan {
             lower_bound: 0,
             cost: Cost::default(),
             node_costs: Vec::new(),
+            blocks: Vec::new(),
+            node_weights: Vec::new(),
             places,
         };
         for value in graph.values() {
             plan.place_source(graph, value);
         }
+        plan.find_blocks(graph);
         for &index in &plan.nodes {
             let node = &graph.nodes()[index];
             let inputs: Vec<_> = node.inputs.iter().map(|v| graph.ty(*v).clone()).collect();
@@ -288,6 +295,24 @@ impl Plan {
             plan.node_costs.push(cost);
         }
         plan
+    }
+
+    fn find_blocks(&mut self, graph: &Graph) {
+        let (mut block, mut last) = (0, None);
+        for &index in &self.nodes {
+            let node = &graph.nodes()[index];
+            let name = block_of(&node.path);
+            if last.is_some_and(|last| last != name) {
+                block += 1;
+            }
+            last = Some(name);
+            self.blocks.push(block);
+            let weight = |value: &Value| match self.place(graph, *value) {
+                Some(Place::Weight(weight, _)) => Some(weight),
+                _ => None,
+            };
+            self.node_weights.push(node.inputs.iter().filter_map(weight).collect());
+        }
     }
 
     fn place_source(&mut self, graph: &Graph, value: Value) {
@@ -404,6 +429,19 @@ impl Plan {
             });
         }
     }
+}
+
+/// The block that a path lies in: up to its first number, as `layers.3` of `layers.3.attention`, else its first name.
+fn block_of(path: &str) -> &str {
+    let mut end = 0;
+    for piece in path.split('.') {
+        end += piece.len();
+        if piece.parse::<u32>().is_ok() {
+            return &path[..end];
+        }
+        end += 1;
+    }
+    path.split('.').next().unwrap_or(path)
 }
 
 /// Bytes on the CPU, where every element is an `f32`.

@@ -2,6 +2,7 @@
 
 use crate::Usage;
 use crate::lora::LoraArgs;
+use crate::memory::{MaxMemoryArgs, MemoryArgs};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
@@ -93,6 +94,8 @@ pub(crate) struct AutoencoderArgs {
     #[command(flatten)]
     vae_options: VaeArgs,
     #[command(flatten)]
+    memory: MaxMemoryArgs,
+    #[command(flatten)]
     device: DeviceArgs,
 }
 
@@ -107,6 +110,7 @@ impl AutoencoderArgs {
         };
         let options = Options {
             vae: self.vae_options.options(),
+            memory: self.memory.options(),
             ..self.device.options()
         };
         Ok(pollster::block_on(Autoencoder::new(checkpoint, &options))?)
@@ -177,9 +181,6 @@ pub(crate) struct VaeArgs {
     /// What neighbouring tiles share at least; never less than the model needs for tiles that come out as the whole would
     #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, requires = "tile", default_value_t = 0)]
     tile_overlap: u32,
-    /// Most memory of the device that decoding or encoding takes: 800MiB, 2GiB
-    #[arg(long, value_name = "SIZE", help_heading = AUTOENCODER, value_parser = memory)]
-    max_memory: Option<u64>,
     /// How its activations are stored: auto is as --dtype says; f16 is repeated in f32 where it overflows
     #[arg(long, value_name = "TYPE", help_heading = AUTOENCODER, value_enum, default_value_t = VaeStorage::Auto)]
     vae_dtype: VaeStorage,
@@ -194,7 +195,7 @@ impl VaeArgs {
                 size,
                 overlap: self.tile_overlap,
             }),
-            max_memory: self.max_memory,
+            max_memory: None,
             dtype: match self.vae_dtype {
                 VaeStorage::Auto => VaeDType::Auto,
                 VaeStorage::F32 => VaeDType::F32,
@@ -202,22 +203,6 @@ impl VaeArgs {
             },
         }
     }
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return Err("wanted a number with MiB or GiB".into()),
-    };
-    let bytes = number.parse().ok().and_then(|n: u64| n.checked_mul(1 << shift));
-    bytes
-        .filter(|&n| n > 0)
-        .ok_or_else(|| "wanted a number with MiB or GiB".into())
 }
 
 impl ModelArgs {
@@ -351,6 +336,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
     #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -360,6 +347,7 @@ impl GenerateArgs {
         let source = self.lora.on(self.model.source(None)?)?;
         let options = Options {
             vae: self.vae.options(),
+            memory: self.memory.options(),
             weight_type: self.weight_type,
             ..self.model.device.options()
         };
@@ -433,6 +421,8 @@ pub(crate) struct InspectArgs {
     pub(crate) height: Option<u32>,
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
+    #[command(flatten)]
+    pub(crate) memory: MaxMemoryArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

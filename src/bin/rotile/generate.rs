@@ -51,10 +51,21 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
     let (planned, allocated) = engine.bytes();
     let (device, reason) = engine.device();
     if verbose {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         eprintln!(
             "device: {device}; {reason}\nmemory: {planned}; allocated {:.2} MiB",
-            allocated.total() as f64 / f64::from(1 << 20)
+            mib(allocated.total())
         );
+        if let Some(engaged) = engine.engaged() {
+            let of = engaged
+                .budget
+                .map_or("an unknown amount".into(), |b| format!("{:.2} MiB", mib(b.bytes)));
+            eprintln!(
+                "tier: {}; {:.2} MiB at most of {of}",
+                engaged.tier.name(),
+                mib(engaged.peak)
+            );
+        }
         for file in &engine.adapters().files {
             for line in &file.lines {
                 let targets = line.targets.join(", ");
@@ -105,6 +116,12 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
             "device": device,
             "device_reason": reason,
             "bytes": { "planned": planned.total(), "allocated": allocated.total() },
+            "memory": engine.engaged().map(|engaged| json!({
+                "tier": engaged.tier.name(),
+                "peak": engaged.peak,
+                "budget": engaged.budget.map(|budget| budget.bytes),
+                "capped": engaged.budget.is_some_and(|budget| budget.cap),
+            })),
             "seconds": {
                 "load": output::number(loaded.as_secs_f64(), 3),
                 "generate": output::number((seconds - loaded).as_secs_f64(), 3),

@@ -12,6 +12,7 @@ mod inspect;
 mod kernels;
 mod latent;
 mod lora;
+mod memory;
 mod output;
 mod progress;
 mod roundtrip;

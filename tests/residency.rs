@@ -1,5 +1,7 @@
-//! Residency: which weight is where, who holds it, and what a failure leaves behind. No device is needed.
+//! Residency: which weight is where, who holds it, and what a failure leaves behind. Only the last part needs a device.
 
+#[path = "residency/device.rs"]
+mod device;
 #[path = "residency/fake.rs"]
 mod fake;
 #[path = "support/gguf.rs"]
@@ -10,5 +12,6 @@ mod random;
 mod refusals;
 #[path = "residency/steps.rs"]
 mod steps;
+mod support;
 #[path = "residency/table.rs"]
 mod table;

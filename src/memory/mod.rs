@@ -3,7 +3,4 @@
 pub mod budget;
 pub mod offload;
 pub mod residency;
-mod shared;
 pub mod tier;
-
-pub use shared::{Residency, Resident};

@@ -64,6 +64,24 @@ impl Guard {
         copy.expect("what is held has a copy").resident.clone()
     }
 
+    /// The copies of the weights of a plan: `stays` has picked those that were locked, the others have none.
+    pub(crate) fn spread(&self, count: usize, stays: impl Fn(usize) -> bool) -> Vec<Option<Arc<Resident>>> {
+        let mut held = 0..self.len();
+        let copy = |i| stays(i).then(|| held.next().map(|k| self.storage(k))).flatten();
+        (0..count).map(copy).collect()
+    }
+
+    /// Holds the same weights once more.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        let mut book = self.residency.book();
+        for id in &self.ids {
+            book.get_mut(*id).at_mut(self.home).holders += 1;
+        }
+        let (residency, store) = (self.residency.clone(), self.store.clone());
+        Self::new(residency, self.home, store, self.ids.clone())
+    }
+
     /// Changes the element type of a weight where it sits, for all its holders and all its names. What accounts count does not
     /// change, and the last unlock puts it back.
     ///

@@ -1,7 +1,8 @@
 //! What is held: weights, their copies, and who brings them.
 
-use crate::checkpoint::{Checkpoint, CheckpointError, WeightSource};
+use crate::checkpoint::{Checkpoint, CheckpointError, WeightSource, Weights};
 use crate::error::Result;
+use crate::plan::Named;
 use crate::tensor::{DType, Tensor, TensorType};
 use std::fmt;
 use std::sync::Arc;
@@ -63,6 +64,17 @@ impl WeightRef {
             name: name.to_owned(),
             ty,
         })
+    }
+
+    /// The weights of a plan whose indices `stays` picks.
+    pub(crate) fn of(
+        weights: &Weights,
+        plan: &[Named],
+        stays: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Self>, CheckpointError> {
+        let picked = plan.iter().enumerate().filter(|(i, _)| stays(*i));
+        let of = |(_, named): (usize, &Named)| Self::new(weights.checkpoint(), &named.name, named.ty.clone());
+        picked.map(of).collect()
     }
 
     /// Where its source is.

@@ -1,6 +1,6 @@
 //! Errors: one enum per layer, each message with the names, shapes and numbers that explain it.
 
-use crate::tensor::{DType, Shape, TensorType};
+use crate::tensor::{DType, Shape, Tensor, TensorType};
 use std::fmt::Write as _;
 
 /// Result of the crate's own calls.
@@ -60,6 +60,16 @@ pub enum Error {
         index: usize,
         /// What to try.
         remedy: String,
+    },
+    /// All steps are done, but a picture could not be decoded.
+    #[error(
+        "the steps are done, but the picture cannot be decoded: {source}. The latent is kept: decode it again, in tiles or on the CPU"
+    )]
+    Undecoded {
+        /// Seed of each picture and its latent `[1, c, h, w]`: [`Engine::decode`](crate::engine::Engine::decode) takes it.
+        latents: Vec<(u64, Tensor)>,
+        /// Why not.
+        source: Box<Error>,
     },
     /// The caller asked to stop.
     #[error("cancelled")]

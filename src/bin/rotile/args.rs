@@ -34,7 +34,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make pictures from a prompt
-    Generate(GenerateArgs),
+    Generate(Box<GenerateArgs>),
     /// Turn a latent into a picture
     Decode(DecodeArgs),
     /// Turn a picture into a latent
@@ -324,6 +324,10 @@ pub(crate) struct GenerateArgs {
     /// Where the picture goes (.png, .jpg, .webp); several are numbered [default: rotile-SEED.png]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Keep the latent too, for `rotile decode`: in FILE, or beside the picture. Where a picture cannot be decoded its latent is
+    /// kept without being asked for
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) save_latent: Option<PathBuf>,
     /// Generator of the noise: that of PyTorch on the CPU, or on CUDA
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,

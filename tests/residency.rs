@@ -6,6 +6,8 @@ mod device;
 mod fake;
 #[path = "support/gguf.rs"]
 mod gguf;
+#[path = "residency/model.rs"]
+mod model;
 #[path = "residency/random.rs"]
 mod random;
 #[path = "residency/refusals.rs"]

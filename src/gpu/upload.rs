@@ -143,3 +143,53 @@ impl Store for GpuStore {
         self.upload(|upload| Ok(upload.finish()?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::AdapterChoice;
+    use pollster::block_on;
+    use safetensors::tensor::{Dtype, TensorView};
+    use std::sync::Arc;
+    use wgpu::BufferUsages as Usage;
+
+    /// Bytes of the buffers, one after the other.
+    fn read(gpu: &Gpu, storage: &Storage) -> Vec<u8> {
+        let read = |buffer: &wgpu::Buffer| {
+            let back = gpu.buffer("back", buffer.size(), Usage::MAP_READ | Usage::COPY_DST);
+            let mut encoder = gpu.device.create_command_encoder(&Default::default());
+            encoder.copy_buffer_to_buffer(buffer, 0, &back, 0, buffer.size());
+            gpu.queue.submit([encoder.finish()]);
+            block_on(gpu.read(&back, back.size())).expect("reads back")
+        };
+        storage.buffers().iter().flat_map(read).collect()
+    }
+
+    #[test]
+    fn casts_convert_what_was_loaded_in_parts_too() {
+        let Ok(gpu) = block_on(Gpu::open(&AdapterChoice::Best)) else {
+            return;
+        };
+        let values: Vec<f32> = (0..35u16).map(|i| f32::from(i) / 7.3).collect();
+        let view = TensorView::new(Dtype::F32, vec![7, 5], bytemuck::cast_slice(&values));
+        let file = safetensors::serialize([("w", view.expect("fits"))], None).expect("a file");
+        let checkpoint = Arc::new(Checkpoint::from_bytes("w", file.into()).expect("valid"));
+        let weight = WeightRef::new(&checkpoint, "w", TensorType::new(DType::BF16, [7, 5])).expect("is there");
+        let loaded = checkpoint.load("w", DType::BF16).expect("loads");
+        for max_binding in [4096, 40] {
+            let mut gpu = gpu.clone();
+            let mut caps = gpu.caps().clone();
+            caps.max_binding = max_binding;
+            gpu.caps = Arc::new(caps);
+            let store = GpuStore::new(&gpu, 64);
+            for dtype in [DType::BF16, DType::F16, DType::F32] {
+                let storage = store.bring(&weight, dtype, None).expect("fits");
+                store.finish().expect("works");
+                assert_eq!(storage.buffers().len() > 1, max_binding == 40, "{dtype}");
+                let want = loaded.to_dtype(dtype).to_bytes();
+                assert_eq!(read(&gpu, &storage)[..70], want[..70], "{dtype} in {max_binding}");
+                assert_eq!(storage.bytes(), want.len() as u64, "{dtype}");
+            }
+        }
+    }
+}

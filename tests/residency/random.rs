@@ -1,12 +1,13 @@
 //! Random sequences against a plain map of what must be where.
 
-use crate::fake::{WEIGHTS, World, check_values, file, owner, size, weights};
+use crate::fake::{WEIGHTS, World, check_values, file, owner, weights};
+use crate::model::Model;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use rotile::checkpoint::Checkpoint;
 use rotile::memory::residency::{Guard, Home, Residency, Store, WeightRef};
 use rotile::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Bytes of each home.
@@ -18,6 +19,7 @@ enum Op {
     Cast(usize, usize, DType),
     Offload(usize, Vec<usize>),
     Reload(usize, Vec<usize>),
+    Again(usize),
     Unlock(usize),
     Discard(usize),
     Reassign(Vec<usize>, Home),
@@ -38,7 +40,8 @@ fn op() -> impl Strategy<Value = Op> {
         8 => (0..8usize, 0..6usize, dtype).prop_map(|(guard, i, dtype)| Op::Cast(guard, i, dtype)),
         5 => (0..8usize, some()).prop_map(|(guard, some)| Op::Offload(guard, some)),
         5 => (0..8usize, some()).prop_map(|(guard, some)| Op::Reload(guard, some)),
-        6 => (0..8usize).prop_map(Op::Unlock),
+        2 => (0..8usize).prop_map(Op::Again),
+        7 => (0..8usize).prop_map(Op::Unlock),
         1 => (0..8usize).prop_map(Op::Discard),
         4 => (some(), home()).prop_map(|(some, home)| Op::Reassign(some, home)),
         2 => (home(), 0..MEMORY).prop_map(|(home, wanted)| Op::Evict(home, wanted)),
@@ -48,180 +51,6 @@ fn op() -> impl Strategy<Value = Op> {
         3 => Just(Op::Mend),
         1 => prop::option::of(0..MEMORY).prop_map(Op::Free),
     ]
-}
-
-fn is_float(dtype: DType) -> bool {
-    dtype != DType::Q8_0
-}
-
-/// What must be where. Weights are those of [`WEIGHTS`] but the last, which is the first.
-#[derive(Debug, Default)]
-struct Model {
-    keeps: bool,
-    /// Type of each copy, and a number that is new whenever it is brought.
-    copies: BTreeMap<(usize, Home), (DType, usize)>,
-    brought: usize,
-    guards: Vec<(Home, Vec<usize>)>,
-    broken: BTreeSet<(usize, Home)>,
-    unfinished: BTreeSet<Home>,
-    free: Option<u64>,
-}
-
-impl Model {
-    fn loaded(weight: usize) -> DType {
-        WEIGHTS[weight].1
-    }
-
-    fn holders(&self, weight: usize, home: Home) -> usize {
-        let of = |(at, held): &(Home, Vec<usize>)| match *at == home {
-            true => held.iter().filter(|w| **w == weight).count(),
-            false => 0,
-        };
-        self.guards.iter().map(of).sum()
-    }
-
-    fn held(&self, weight: usize) -> bool {
-        Home::ALL.iter().any(|home| self.holders(weight, *home) > 0)
-    }
-
-    fn has(&self, weight: usize, home: Home) -> bool {
-        self.copies.contains_key(&(weight, home))
-    }
-
-    fn can_bring(&self, weight: usize, home: Home) -> bool {
-        !self.broken.contains(&(weight, home)) && !self.unfinished.contains(&home)
-    }
-
-    fn put(&mut self, weight: usize, home: Home, dtype: DType) {
-        self.brought += 1;
-        self.copies.insert((weight, home), (dtype, self.brought));
-    }
-
-    fn idle(&self, weight: usize, home: Home) -> bool {
-        let other = home.other();
-        self.has(weight, home)
-            && self.holders(weight, home) == 0
-            && (self.holders(weight, other) == 0 || self.has(weight, other))
-    }
-
-    fn real(&self, home: Home) -> u64 {
-        let here = self.copies.iter().filter(|((_, at), _)| *at == home);
-        here.map(|((weight, _), (dtype, _))| size(*weight, *dtype)).sum()
-    }
-
-    fn counted(&self, home: Home) -> u64 {
-        let here = self.copies.keys().filter(|(_, at)| *at == home);
-        here.map(|(weight, _)| size(*weight, Self::loaded(*weight))).sum()
-    }
-
-    /// Brings weights that are missing, all or none.
-    fn bring(&mut self, weights: &BTreeSet<usize>, home: Home) -> bool {
-        let missing: Vec<_> = weights.iter().filter(|w| !self.has(**w, home)).copied().collect();
-        let can = missing.iter().all(|w| self.can_bring(*w, home));
-        for weight in missing.into_iter().filter(|_| can) {
-            self.put(weight, home, Self::loaded(weight));
-        }
-        can
-    }
-
-    fn cast(&mut self, guard: usize, i: usize, dtype: DType) -> bool {
-        let (home, held) = &self.guards[guard];
-        let Some(&weight) = held.get(i) else {
-            return false;
-        };
-        if !is_float(Self::loaded(weight)) || !is_float(dtype) {
-            return false;
-        }
-        let seat = if self.has(weight, *home) { *home } else { home.other() };
-        let same = self.copies[&(weight, seat)].0 == dtype;
-        let can = same || self.can_bring(weight, seat);
-        if can && !same {
-            self.put(weight, seat, dtype);
-        }
-        can
-    }
-
-    fn offload(&mut self, guard: usize, some: &BTreeSet<usize>) -> bool {
-        let (here, held) = self.guards[guard].clone();
-        let there = here.other();
-        let shared = |w: &usize| self.holders(*w, here) > held.iter().filter(|h| *h == w).count();
-        let moving = |w: &&usize| self.has(**w, here) && !self.has(**w, there);
-        if some.iter().any(shared) || some.iter().filter(moving).any(|w| !self.can_bring(*w, there)) {
-            return false;
-        }
-        for &weight in some {
-            if let Some((dtype, _)) = self.copies.remove(&(weight, here))
-                && !self.has(weight, there)
-            {
-                self.put(weight, there, dtype);
-            }
-        }
-        true
-    }
-
-    fn reload(&mut self, guard: usize, some: &BTreeSet<usize>) -> bool {
-        let here = self.guards[guard].0;
-        let there = here.other();
-        let away: Vec<_> = some.iter().filter(|w| !self.has(**w, here)).copied().collect();
-        if away.iter().any(|w| !self.can_bring(*w, here)) {
-            return false;
-        }
-        for weight in away {
-            let dtype = self.copies[&(weight, there)].0;
-            self.put(weight, here, dtype);
-            let stays = self.keeps && dtype == Self::loaded(weight);
-            if self.holders(weight, there) == 0 && !stays {
-                self.copies.remove(&(weight, there));
-            }
-        }
-        true
-    }
-
-    /// What could not be put back.
-    fn unlock(&mut self, guard: usize, keeps: bool) -> BTreeSet<(usize, Home)> {
-        let (_, held) = self.guards.remove(guard);
-        let mut lost = BTreeSet::new();
-        for weight in BTreeSet::from_iter(held) {
-            for home in Home::ALL {
-                if !keeps && self.idle(weight, home) {
-                    self.copies.remove(&(weight, home));
-                }
-                let cast = |(dtype, _): &(DType, usize)| *dtype != Self::loaded(weight);
-                if !self.held(weight) && self.copies.get(&(weight, home)).is_some_and(cast) {
-                    self.copies.remove(&(weight, home));
-                    if self.can_bring(weight, home) {
-                        self.put(weight, home, Self::loaded(weight));
-                    } else {
-                        lost.insert((weight, home));
-                    }
-                }
-            }
-        }
-        lost
-    }
-
-    fn reassign(&mut self, some: &BTreeSet<usize>, to: Home) -> bool {
-        let missing = some.iter().filter(|w| !self.has(**w, to));
-        let wanted: u64 = missing.map(|w| size(*w, Self::loaded(*w))).sum();
-        if some.iter().any(|w| self.held(*w)) || self.free.is_some_and(|free| wanted > free) {
-            return false;
-        }
-        let can = self.bring(some, to);
-        for weight in some.iter().filter(|_| can) {
-            self.copies.remove(&(*weight, to.other()));
-        }
-        can
-    }
-
-    fn evict(&mut self, home: Home, wanted: u64, memory: u64) {
-        let mut idle: Vec<_> = (0..4).filter(|w| self.idle(*w, home)).collect();
-        idle.sort_by_key(|w| size(*w, Self::loaded(*w)));
-        for weight in idle {
-            if memory.saturating_sub(self.real(home)) < wanted {
-                self.copies.remove(&(weight, home));
-            }
-        }
-    }
 }
 
 /// The residency beside its model.
@@ -246,10 +75,7 @@ impl Pair {
             weights: weights(&Arc::new(checkpoint)),
             residency: if keeps { Residency::keeping() } else { Residency::new() },
             guards: Vec::new(),
-            model: Model {
-                keeps,
-                ..Model::default()
-            },
+            model: Model::new(keeps),
             numbers: HashMap::new(),
         }
     }
@@ -301,6 +127,7 @@ impl Pair {
             Op::Cast(guard, ..)
             | Op::Offload(guard, _)
             | Op::Reload(guard, _)
+            | Op::Again(guard)
             | Op::Unlock(guard)
             | Op::Discard(guard) => match guard.checked_rem(self.guards.len()) {
                 Some(guard) => self.apply_held(guard, op),
@@ -332,6 +159,11 @@ impl Pair {
                     self.guards[guard].reload(&indices).is_ok(),
                     self.model.reload(guard, &set),
                 )
+            }
+            Op::Again(_) => {
+                self.guards.push(self.guards[guard].again());
+                self.model.guards.push(self.model.guards[guard].clone());
+                (true, true)
             }
             Op::Discard(_) => {
                 self.guards.remove(guard).discard();

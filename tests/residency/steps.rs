@@ -13,6 +13,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) enum Step {
     Lock(Home, &'static [usize]),
+    /// One more guard, of what another holds.
+    Again(usize),
     /// Guard, weight, type.
     Cast(usize, usize, DType),
     Offload(usize, &'static [usize]),
@@ -67,6 +69,10 @@ impl Run {
             Lock(home, indices) => {
                 let guard = self.residency.lock(&self.pick(indices), home, &stores[home as usize])?;
                 self.guards.push(Some(guard));
+            }
+            Again(guard) => {
+                let again = self.guard(guard).again();
+                self.guards.push(Some(again));
             }
             Cast(guard, i, dtype) => self.guard(guard).cast(i, dtype)?,
             Offload(guard, indices) => {

@@ -44,17 +44,19 @@ fn a_cast_is_put_back_by_the_last_unlock_only() {
                 "a - f16#4, b - f32#6, bias - f32#5, q - q8_0#3, [0, 260] [0, 260]",
             ),
             (Unlock(1, &[]), "="),
+            (Again(0), "="),
+            (Unlock(0, &[]), "="),
             (
-                Cast(0, A, BF16),
+                Cast(2, A, BF16),
                 "a - bf16#7, b - f32#6, bias - f32#5, q - q8_0#3, [0, 260] [0, 260]",
             ),
             (
-                Unlock(0, &[]),
+                Unlock(2, &[]),
                 "a - f32#8, b - bf16#9, bias - f16#10, q - q8_0#3, [0, 260] [0, 260]",
             ),
             // Kept: the next lock brings nothing.
             (Lock(Device, ALL), "="),
-            (Drop(2), "="),
+            (Drop(3), "="),
             (Release, "a - -, b - -, bias - -, q - -, [0, 0] [0, 0]"),
         ],
     );

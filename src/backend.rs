@@ -177,6 +177,17 @@ impl Device {
         }
     }
 
+    /// Waits until what was dropped is freed.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub async fn settle(&self) -> Result<()> {
+        match self {
+            Self::Gpu(gpu) => Ok(gpu.idle().await?),
+            Self::Cpu(_) => Ok(()),
+        }
+    }
+
     /// What the adapter can do; `None` on the CPU.
     pub fn caps(&self) -> Option<&Caps> {
         match self {

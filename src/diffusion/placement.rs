@@ -305,8 +305,12 @@ impl Pipeline {
                 weights += if seen.insert(weight) { *bytes } else { 0 };
             }
             let all: u64 = item.weights.iter().map(|(_, bytes)| bytes).sum();
-            let staged = stream.as_ref().map_or_else(|| staging(all), |stream| stream.staging);
-            on_the_way = item.inputs.max(staged).max(on_the_way);
+            // Weights are sent in each run where they are streamed, beside the inputs; else before it.
+            let staged = match &stream {
+                Some(stream) => item.inputs + stream.staging,
+                None => item.inputs.max(staging(all)),
+            };
+            on_the_way = staged.max(on_the_way);
             slots.extend(stream.map(|stream| (stream.slots, stream.buffers)));
         }
         let bytes = |(slots, buffers): &(usize, Vec<u64>)| *slots as u64 * buffers.iter().sum::<u64>();
@@ -334,6 +338,7 @@ impl Pipeline {
             let alive = engaged.alive(now);
             if engaged.budget.is_some() || tier != Tier::Resident {
                 self.keep_only(&alive);
+                self.device().settle().await?;
             }
             let error = match self.prepare_all(&alive, on, cancel).await {
                 Ok(()) => return Ok(()),

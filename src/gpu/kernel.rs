@@ -4,6 +4,8 @@ use crate::error::GpuError;
 #[cfg(all(feature = "native", not(target_arch = "wasm32")))]
 use crate::plan::Step;
 use std::collections::HashMap;
+#[cfg(all(feature = "native", not(target_arch = "wasm32")))]
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A compiled kernel.
@@ -45,12 +47,11 @@ impl Gpu {
     #[cfg(all(feature = "native", not(target_arch = "wasm32")))]
     pub(super) fn compile_all(&self, steps: &[Step]) -> Result<(), GpuError> {
         use rayon::prelude::*;
-        let kernels: HashMap<&KernelSpec, &Step> = steps.iter().map(|step| (&step.kernel, step)).collect();
-        let compile = |(spec, step): (&KernelSpec, &Step)| pollster::block_on(self.kernel(spec, &step.numbers()));
-        kernels
-            .into_par_iter()
-            .map(compile)
-            .try_for_each(|kernel| kernel.map(drop))
+        // In the order of the steps, so that what a driver leaves behind is the same in every run.
+        let mut seen = HashSet::new();
+        let kernels: Vec<&Step> = steps.iter().filter(|step| seen.insert(&step.kernel)).collect();
+        let compile = |step: &&Step| pollster::block_on(self.kernel(&step.kernel, &step.numbers()));
+        kernels.par_iter().map(compile).try_for_each(|kernel| kernel.map(drop))
     }
 
     async fn compile(&self, spec: &KernelSpec, bindings: &[u32]) -> Result<Kernel, GpuError> {

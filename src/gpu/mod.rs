@@ -8,11 +8,13 @@ mod readback;
 mod session;
 mod stream;
 mod upload;
+mod watch;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
 pub use caps::{Caps, Limits};
 pub use session::GpuSession;
+pub use watch::{Peak, Watch};
 
 use crate::cpu::Cpu;
 use crate::error::GpuError;
@@ -22,6 +24,10 @@ use crate::memory::residency::{Residency, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use upload::GpuStore;
+
+/// Bytes that the driver is asked for at a time for small buffers; larger ones have memory of their own. Larger blocks, which wgpu
+/// has by default, hold little more than one weight each, and what is left of them is lost.
+const BLOCK: u64 = 4 << 20;
 
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]
@@ -34,6 +40,7 @@ pub struct Gpu {
     slots: Arc<Mutex<Vec<Weak<stream::Slots>>>>,
     faults: Arc<Mutex<Faults>>,
     refuse_above: Arc<AtomicU64>,
+    watches: Arc<watch::Watches>,
     reason: Arc<str>,
 }
 
@@ -90,7 +97,9 @@ impl Gpu {
                 max_compute_invocations_per_workgroup: caps.workgroup_invocations,
                 ..wgpu::Limits::default()
             },
-            memory_hints: wgpu::MemoryHints::MemoryUsage,
+            memory_hints: wgpu::MemoryHints::Manual {
+                suballocated_device_memory_block_size: BLOCK..BLOCK,
+            },
             ..Default::default()
         };
         let (device, queue) = match handle.request_device(&descriptor).await {
@@ -113,6 +122,7 @@ impl Gpu {
             slots: Arc::default(),
             faults,
             refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
+            watches: Arc::default(),
             reason: "opened directly".into(),
         })
     }
@@ -190,6 +200,6 @@ impl Gpu {
     }
 }
 
-fn lock(faults: &Mutex<Faults>) -> std::sync::MutexGuard<'_, Faults> {
-    faults.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -117,12 +117,14 @@ impl Gpu {
     }
 
     pub(super) fn buffer(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
-        self.device.create_buffer(&wgpu::BufferDescriptor {
+        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
             size,
             usage,
             mapped_at_creation: false,
-        })
+        });
+        self.sample();
+        buffer
     }
 }
 
@@ -184,6 +186,7 @@ impl GpuSession {
             let index = find_input(&self.plan, name, tensor)?;
             self.gpu.queue.write_buffer(&self.inputs[index], 0, &tensor.to_bytes());
         }
+        self.gpu.sample();
         self.submit_all()?;
         let Some(readback) = &self.readback else {
             return Ok(Vec::new());

@@ -77,6 +77,7 @@ impl<'a> Upload<'a> {
                 self.finish()?;
             }
             self.gpu.queue.write_buffer(buffer, offset, piece);
+            self.gpu.sample();
             self.waiting += size;
             offset += size;
         }

@@ -1,6 +1,7 @@
 //! What the command line understands.
 
 use crate::Usage;
+use crate::calibrate::CalibrateArgs;
 use crate::lora::LoraArgs;
 use crate::memory::{MaxMemoryArgs, MemoryArgs};
 use anyhow::Result;
@@ -53,6 +54,8 @@ pub(crate) enum Command {
     Kernels(KernelsArgs),
     /// Measure a model, stage by stage, and the operators
     Bench(BenchArgs),
+    /// Measure what an adapter and its driver add to what is planned
+    Calibrate(CalibrateArgs),
 }
 
 /// Which model, and where it runs.

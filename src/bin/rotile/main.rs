@@ -2,6 +2,7 @@
 
 mod args;
 mod bench;
+mod calibrate;
 mod compare;
 mod convert;
 mod decode;
@@ -50,6 +51,7 @@ fn run(cli: &Cli) -> Result<()> {
         Command::Devices(args) => devices::run(args, cli.json, cli.verbose > 0),
         Command::Kernels(args) => kernels::run(args, cli.json),
         Command::Bench(args) => bench::run(args, cli.json),
+        Command::Calibrate(args) => calibrate::run(args, cli.json),
     }
 }
 

@@ -195,9 +195,10 @@ impl VaeRunner {
             }
             Ok(Route::Tiled(schedule, _)) => {
                 let half = self.half(task.side());
-                let footprint = schedule.footprint(&schedule.plans(half, planner)?, planner);
+                let plans = schedule.plans(half, planner)?;
+                let footprint = schedule.footprint(&plans, planner);
                 let host = if planner.caps.is_none() { footprint.host } else { 0 };
-                Ok(footprint.device + host)
+                Ok(footprint.device + footprint.staging + host)
             }
             Err(Error::Plan(PlanError::MaxMemory { wanted, .. })) => Ok(wanted),
             Err(error) => Err(error),

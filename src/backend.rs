@@ -2,11 +2,12 @@
 
 use crate::checkpoint::Weights;
 use crate::cpu::{Cpu, CpuSession};
-use crate::error::{Error, Result};
+use crate::error::{Error, GpuError, Result};
 use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
-use crate::memory::Resident;
+use crate::memory::budget;
 use crate::memory::offload::{Hold, Stream, staging};
+use crate::memory::residency::{Guard, Home, Residency, Store};
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -31,13 +32,7 @@ pub enum Session {
 
 /// Weights that stay on their device for as long as this lives, so that the next session finds them there.
 #[derive(Debug)]
-pub struct Kept(#[expect(dead_code, reason = "held, not read")] Held);
-
-#[derive(Debug)]
-enum Held {
-    Gpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Vec<wgpu::Buffer>>>>),
-    Cpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Tensor>>>),
-}
+pub struct Kept(#[expect(dead_code, reason = "held, not read")] Guard);
 
 /// What plans are made for: a device, or what is known of one.
 #[derive(Clone, Copy, Debug)]
@@ -100,14 +95,70 @@ impl Device {
     }
 
     /// As [`Device::prepare`], with weights held as `hold` says: a plan is the same however its weights are held, and so is its result.
+    /// Where there is no room, weights that nobody holds go first.
     ///
     /// # Errors
     /// As [`Device::prepare`], or if the weights do not fit their budget.
     pub async fn prepare_held(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<Session> {
+        match self.try_prepare(graph, weights, policy, hold).await {
+            Err(error) if self.make_room(&error) => self.try_prepare(graph, weights, policy, hold).await,
+            result => result,
+        }
+    }
+
+    async fn try_prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<Session> {
         Ok(match self {
             Self::Gpu(gpu) => Session::Gpu(gpu.prepare(graph, weights, policy, hold).await?),
             Self::Cpu(cpu) => Session::Cpu(cpu.prepare(graph, weights, hold)?),
         })
+    }
+
+    /// Drops weights that nobody holds, if they are what a session has had no room for.
+    fn make_room(&self, error: &Error) -> bool {
+        let evicted = match error {
+            // A GPU that has just refused is not to be asked.
+            Error::Gpu(GpuError::OutOfMemory { wanted }) => self.residency().evict(Home::Device, *wanted, || 0),
+            Error::OutOfMemory { wanted, .. } => {
+                let free = || budget::available().unwrap_or(0);
+                self.residency().evict(Home::Host, *wanted, free)
+            }
+            _ => 0,
+        };
+        evicted > 0
+    }
+
+    /// The same device with weights of its own: what one engine holds is not another's, and goes with it.
+    #[must_use]
+    pub fn scoped(&self) -> Self {
+        match self {
+            Self::Gpu(gpu) => Self::Gpu(gpu.scoped()),
+            Self::Cpu(cpu) => Self::Cpu(cpu.scoped()),
+        }
+    }
+
+    /// As [`Device::scoped`], with weights that stay after their last session until there is no room for another.
+    #[must_use]
+    pub fn keeping(&self) -> Self {
+        match self {
+            Self::Gpu(gpu) => Self::Gpu(gpu.keeping()),
+            Self::Cpu(cpu) => Self::Cpu(cpu.keeping()),
+        }
+    }
+
+    /// Where its weights are.
+    pub fn residency(&self) -> &Residency {
+        match self {
+            Self::Gpu(gpu) => gpu.residency(),
+            Self::Cpu(cpu) => cpu.residency(),
+        }
+    }
+
+    /// Who brings weights here, to move them.
+    pub fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Gpu(gpu) => gpu.store(),
+            Self::Cpu(cpu) => cpu.store(),
+        }
     }
 
     /// The plan alone: nothing is allocated.
@@ -213,8 +264,8 @@ impl Session {
     /// Keeps the weights when the session goes.
     pub fn keep_weights(&self) -> Kept {
         Kept(match self {
-            Self::Gpu(session) => Held::Gpu(session.keep_weights()),
-            Self::Cpu(session) => Held::Cpu(session.keep_weights()),
+            Self::Gpu(session) => session.keep_weights(),
+            Self::Cpu(session) => session.keep_weights(),
         })
     }
 

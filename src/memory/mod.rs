@@ -2,8 +2,6 @@
 
 pub mod budget;
 pub mod offload;
-mod residency;
+pub mod residency;
 pub mod route;
 pub mod tier;
-
-pub use residency::{Residency, Resident};

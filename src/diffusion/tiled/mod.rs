@@ -13,7 +13,6 @@ mod run;
 mod stage;
 
 pub use route::{Room, Route, TileOptions, route};
-pub(super) use run::Holding;
 
 use crate::backend::{Device, Planner, Session};
 use crate::checkpoint::Weights;

@@ -421,11 +421,16 @@ impl Site<'_> {
         mut work: impl AsyncFnMut(&mut Session, Option<&mut Fallback>, &mut dyn FnMut(Event)) -> Result<T>,
     ) -> Result<T> {
         let device = self.device;
-        let Some(fallback) = self.fallback.as_deref_mut().filter(|f| f.can(device)) else {
+        let Some(fallback) = self.fallback.as_deref_mut() else {
             let graph = (job.build)(job.weights, job.dtype)?;
             let mut session = device.prepare(&graph, job.weights, self.policy).await?;
             return work(&mut session, None, on).await;
         };
+        if !fallback.can(device) {
+            let graph = (job.build)(job.weights, job.dtype)?;
+            let mut session = device.prepare(&graph, job.weights, self.policy).await?;
+            return work(&mut session, Some(fallback), on).await;
+        }
         let refusal = match preflight(fallback, device, self.policy, job)? {
             Preflight::Move(refusal) => refusal,
             Preflight::Run(graph, need, capacity) => {

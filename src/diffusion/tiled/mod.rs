@@ -280,24 +280,34 @@ impl Schedule {
             .unwrap_or(0)
     }
 
-    /// Prepares the largest session, so that there is room for all of them. Where weights take turns, it is the largest with its weights.
+    /// Prepares the largest session, so that there is room for all of them. Where weights take turns, that is the largest with its weights,
+    /// once the largest without them has shown that it fits.
     ///
     /// # Errors
     /// If there is none.
     pub async fn reserve(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<Session> {
-        let mut largest = (0, None);
+        let planner = Planner::of(device, policy);
+        let mut graphs = Vec::new();
         for stage in &self.stages {
             for pass in &stage.passes {
                 let (graph, _) = stage.graph(half, self.dtype, pass)?;
-                let planner = Planner::of(device, policy);
                 let bytes = planner.bytes(&planner.plan(&graph)?);
-                let bytes = if self.turns { bytes.total() } else { bytes.session() };
-                if bytes >= largest.0 {
-                    largest = (bytes, Some(graph));
-                }
+                graphs.push((bytes, graph));
             }
         }
-        let graph = largest.1.expect("an autoencoder has parts");
-        device.prepare(&graph, half.weights, policy).await
+        let largest = |of: fn(&Bytes) -> u64| {
+            let largest = graphs.iter().max_by_key(|(bytes, _)| of(bytes));
+            largest.expect("an autoencoder has parts")
+        };
+        let (session, graph) = largest(|bytes| bytes.session());
+        if !self.turns {
+            return device.prepare(graph, half.weights, policy).await;
+        }
+        let (total, whole) = largest(|bytes| bytes.total());
+        if session.session() > total.session() {
+            drop(device.prepare(graph, half.weights, policy).await?);
+            device.settle().await?;
+        }
+        device.prepare(whole, half.weights, policy).await
     }
 }

@@ -86,9 +86,7 @@ impl VaeRunner {
 
     async fn run_whole(&mut self, task: VaeTask, input: &Tensor, dtype: DType) -> Result<Tensor> {
         self.prepare_as(task, dtype).await?;
-        if self.fallback.can(&self.device) {
-            self.fallback.before_run()?;
-        }
+        self.fallback.before_run()?;
         let session = self.prepare_as(task, dtype).await?;
         only(session, task, input).await
     }

@@ -31,6 +31,9 @@ pub enum Error {
     /// An adapter does not fit the model.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
+    /// A weight cannot be held, moved or changed as asked.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
     /// A request that cannot be carried out as asked.
     #[error("{0}")]
     Request(String),
@@ -435,5 +438,49 @@ pub enum AdapterError {
         file: String,
         /// Module of the model.
         module: String,
+    },
+}
+
+/// A weight that cannot be held, moved or changed as asked. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResidencyError {
+    /// A lock holds the weight.
+    #[error("{file}: `{name}` is in use and cannot be moved; drop the session that holds it")]
+    Held {
+        /// Checkpoint.
+        file: String,
+        /// Tensor.
+        name: String,
+    },
+    /// The weights are more than what is free.
+    #[error("no room on {home}: the weights take {wanted} bytes, {free} are free. Use a smaller model or free memory")]
+    NoRoom {
+        /// Where.
+        home: String,
+        /// Bytes of the weights.
+        wanted: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// Only floats are converted; a packed weight stays as it was loaded.
+    #[error("{file}: `{name}` is {dtype} and cannot be cast to {wanted}: only f32, f16 and bf16 are cast")]
+    Cast {
+        /// Checkpoint.
+        file: String,
+        /// Tensor.
+        name: String,
+        /// The type that was loaded.
+        dtype: DType,
+        /// The type asked for.
+        wanted: DType,
+    },
+    /// The lock holds fewer weights.
+    #[error("there is no weight {index}: the lock holds {count}")]
+    NoWeight {
+        /// Index asked for.
+        index: usize,
+        /// Weights that it holds.
+        count: usize,
     },
 }

@@ -216,6 +216,7 @@ impl Pipeline {
     /// As [`Models::read`].
     pub fn new(parts: Parts, device: Device, dtype: DType, policy: Policy) -> Result<Self> {
         let mut models = Models::read(&parts)?;
+        let device = device.scoped();
         let (path, _) = policy.convrot.resolve(device.caps());
         for weights in [&mut models.text.1, &mut models.transformer.1] {
             *weights = weights.clone().with_convrot(path);

@@ -2,7 +2,5 @@
 
 pub mod budget;
 pub mod offload;
-mod residency;
+pub mod residency;
 pub mod tier;
-
-pub use residency::{Residency, Resident};

@@ -56,7 +56,7 @@ impl VaeRunner {
         Self {
             vae,
             weights: weights.with_convrot(path),
-            device,
+            device: device.scoped(),
             dtype,
             policy,
             options: VaeOptions::default(),

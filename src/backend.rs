@@ -2,11 +2,12 @@
 
 use crate::checkpoint::Weights;
 use crate::cpu::{Cpu, CpuSession};
-use crate::error::{Error, Result};
+use crate::error::{Error, GpuError, Result};
 use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
+use crate::memory::budget;
 use crate::memory::offload::{Hold, Stream, staging};
-use crate::memory::residency::{Guard, Residency, Store};
+use crate::memory::residency::{Guard, Home, Residency, Store};
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -94,14 +95,36 @@ impl Device {
     }
 
     /// As [`Device::prepare`], with weights held as `hold` says: a plan is the same however its weights are held, and so is its result.
+    /// Where there is no room, weights that nobody holds go first.
     ///
     /// # Errors
     /// As [`Device::prepare`], or if the weights do not fit their budget.
     pub async fn prepare_held(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<Session> {
+        match self.try_prepare(graph, weights, policy, hold).await {
+            Err(error) if self.make_room(&error) => self.try_prepare(graph, weights, policy, hold).await,
+            result => result,
+        }
+    }
+
+    async fn try_prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<Session> {
         Ok(match self {
             Self::Gpu(gpu) => Session::Gpu(gpu.prepare(graph, weights, policy, hold).await?),
             Self::Cpu(cpu) => Session::Cpu(cpu.prepare(graph, weights, hold)?),
         })
+    }
+
+    /// Drops weights that nobody holds, if they are what a session has had no room for.
+    fn make_room(&self, error: &Error) -> bool {
+        let evicted = match error {
+            // A GPU that has just refused is not to be asked.
+            Error::Gpu(GpuError::OutOfMemory { wanted }) => self.residency().evict(Home::Device, *wanted, || 0),
+            Error::OutOfMemory { wanted, .. } => {
+                let free = || budget::available().unwrap_or(0);
+                self.residency().evict(Home::Host, *wanted, free)
+            }
+            _ => 0,
+        };
+        evicted > 0
     }
 
     /// The same device with weights of its own: what one engine holds is not another's, and goes with it.
@@ -110,6 +133,15 @@ impl Device {
         match self {
             Self::Gpu(gpu) => Self::Gpu(gpu.scoped()),
             Self::Cpu(cpu) => Self::Cpu(cpu.scoped()),
+        }
+    }
+
+    /// As [`Device::scoped`], with weights that stay after their last session until there is no room for another.
+    #[must_use]
+    pub fn keeping(&self) -> Self {
+        match self {
+            Self::Gpu(gpu) => Self::Gpu(gpu.keeping()),
+            Self::Cpu(cpu) => Self::Cpu(cpu.keeping()),
         }
     }
 

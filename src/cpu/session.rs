@@ -86,6 +86,12 @@ impl Cpu {
         Self::default()
     }
 
+    /// As [`Cpu::scoped`], with weights that stay after their last session until there is no room for another.
+    #[must_use]
+    pub fn keeping(&self) -> Self {
+        Self::beside(Residency::keeping())
+    }
+
     /// Where its weights are.
     pub fn residency(&self) -> &Residency {
         &self.weights

@@ -377,12 +377,13 @@ impl Pipeline {
     }
 
     async fn prepare_all(&mut self, tasks: &[Task], on: &mut dyn FnMut(Event), cancel: &Cancel) -> Result<()> {
+        let others = self.engaged.as_ref().is_some_and(|engaged| !engaged.tier.takes_turns());
         for task in tasks {
             if cancel.is_cancelled() {
                 return Err(Error::Cancelled);
             }
             match task.of_vae() {
-                Some(task) => self.vae.ready(task, on).await?,
+                Some(task) => self.vae.ready_beside(task, others, on).await?,
                 None => drop(self.prepare(*task).await?),
             }
         }

@@ -137,6 +137,15 @@ impl Gpu {
         }
     }
 
+    /// As [`Gpu::scoped`], with weights that stay after their last session until there is no room for another.
+    #[must_use]
+    pub fn keeping(&self) -> Self {
+        Self {
+            weights: Residency::keeping(),
+            ..self.scoped()
+        }
+    }
+
     /// The CPU beside it, for what does not fit here. Both know where each weight is.
     pub fn host(&self) -> Cpu {
         Cpu::beside(self.weights.clone())

@@ -3,4 +3,5 @@
 pub mod budget;
 pub mod offload;
 pub mod residency;
+pub mod route;
 pub mod tier;

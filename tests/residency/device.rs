@@ -185,3 +185,44 @@ fn engines_on_one_device_share_nothing() {
     assert_eq!(gpu.allocated_bytes(), Some(base + all));
     assert_eq!(gpu.residency().bytes(Home::Device), 0);
 }
+
+#[test]
+fn what_is_kept_goes_when_there_is_no_room() {
+    let Some((gpu, _padding)) = own_gpu() else { return };
+    let checkpoint = checkpoint();
+    let weights = Weights::new(checkpoint.clone());
+    let kept = gpu.keeping();
+    let device = Device::Gpu(kept.clone());
+    let base = gpu.allocated_bytes().expect("asked before");
+    let prepare = |name: &str, rows: usize| {
+        let mut g = Graph::new(DType::F32);
+        let x = g.input("x", TensorType::new(DType::F32, [3, 1024]));
+        let w = g.weight(&weights, name, [rows, 1024]).expect("is there");
+        let y = g.matmul(x, w, Epilogue::default()).expect("fits");
+        g.output("y", y);
+        pollster::block_on(device.prepare(&g, &weights, &Policy::default()))
+    };
+    let held = || kept.residency().bytes(Home::Device);
+    let (a, c) = (1 << 20, 4 << 20);
+    drop(prepare("a", 256).expect("fits"));
+    drop(prepare("c", 1024).expect("fits"));
+    assert_eq!((held(), gpu.allocated_bytes()), (a + c, Some(base + a + c)));
+    let weight = WeightRef::new(&checkpoint, "a", TensorType::new(DType::F32, [256, 1024])).expect("is there");
+    let first = kept.residency().resident(&weight, Home::Device).expect("is kept");
+    drop(prepare("a", 256).expect("fits"));
+    let again = kept.residency().resident(&weight, Home::Device).expect("is kept");
+    assert!(Arc::ptr_eq(&first, &again), "uploaded once");
+    drop((first, again));
+
+    // Sessions are refused, and with them goes what nobody holds; what a session holds stays.
+    let session = prepare("a", 256).expect("fits");
+    gpu.pretend_out_of_memory_above(0);
+    prepare("b", 512).expect_err("no room");
+    assert_eq!(held(), a);
+    gpu.pretend_out_of_memory_above(u64::MAX);
+    drop(session);
+    drop(prepare("c", 1024).expect("fits"));
+    assert_eq!(held(), a + c);
+    kept.residency().release();
+    assert_eq!((held(), gpu.allocated_bytes()), (0, Some(base)));
+}

@@ -210,16 +210,20 @@ fn as_f32(dtype: DType, blocks: &[u8]) -> Vec<u8> {
 
 /// Index of the first element whose exponent is all ones.
 pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
-    let half = |mask: u16| {
-        let bits = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
-        bytes.chunks_exact(2).position(|b| bits(b) & mask == mask)
-    };
+    // A whole chunk is looked through before the place is looked for: so it can be done many at once.
+    fn find<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+        const CHUNK: usize = 4096;
+        let bad = |b: &[u8]| b.try_into().is_ok_and(&bad);
+        let any = |chunk: &[u8]| chunk.chunks_exact(N).fold(false, |any, b| any | bad(b));
+        let chunk = bytes.chunks(CHUNK).position(any)?;
+        let at = bytes[chunk * CHUNK..].chunks_exact(N).position(bad)?;
+        Some(chunk * CHUNK / N + at)
+    }
+    let half = |mask: u16| find(bytes, move |b| u16::from_le_bytes(b) & mask == mask);
     match dtype {
         DType::F16 => half(0x7c00),
         DType::BF16 => half(0x7f80),
-        DType::F32 => bytes
-            .chunks_exact(4)
-            .position(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & 0x7f80_0000 == 0x7f80_0000),
+        DType::F32 => find(bytes, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
         DType::U32 | DType::I8 => None,
         blocks => quant::first_non_finite(blocks, bytes),
     }

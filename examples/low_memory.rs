@@ -5,7 +5,9 @@ use rotile::engine::{Cancel, Engine, Event, Options, Request};
 use rotile::memory::budget::MaxMemory;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let request = Request::new("a red paper boat on a calm sea at sunset").steps(2).size(64, 64);
+    let request = Request::new("a red paper boat on a calm sea at sunset")
+        .steps(2)
+        .size(64, 64);
     let generate = |max: Option<MaxMemory>| {
         let memory = MemoryOptions {
             max,

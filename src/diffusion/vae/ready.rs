@@ -108,7 +108,10 @@ impl VaeRunner {
                 _ => return Err(error),
             };
             // The driver has less than its limits say: somewhat less may be there. What was refused first is the error in the end.
-            room.device = Some(room.device.unwrap_or(wanted).min(wanted) / 8 * 7);
+            // It starts from what was refused, which may be far less than what is said to be free.
+            let start = room.device.unwrap_or(wanted);
+            let start = if first.is_none() { start.min(wanted) } else { start };
+            room.device = Some(start / 8 * 7);
             let (wanted, earlier) = first.unwrap_or((wanted, error));
             route = match self.route_as(task, dtype, room) {
                 Ok(smaller) => smaller,

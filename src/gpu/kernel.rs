@@ -51,10 +51,7 @@ impl Gpu {
         let mut seen = HashSet::new();
         let kernels: Vec<&Step> = steps.iter().filter(|step| seen.insert(&step.kernel)).collect();
         let compile = |step: &&Step| pollster::block_on(self.kernel(&step.kernel, &step.numbers()));
-        kernels
-            .par_iter()
-            .map(compile)
-            .try_for_each(|kernel| kernel.map(drop))
+        kernels.par_iter().map(compile).try_for_each(|kernel| kernel.map(drop))
     }
 
     async fn compile(&self, spec: &KernelSpec, bindings: &[u32]) -> Result<Kernel, GpuError> {

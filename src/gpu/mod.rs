@@ -6,9 +6,9 @@ mod check;
 mod kernel;
 mod readback;
 mod session;
-mod watch;
 mod stream;
 mod upload;
+mod watch;
 pub mod wgsl;
 
 pub use adapter::{Adapter, AdapterChoice, AdapterKind, adapters, choose};
@@ -19,12 +19,9 @@ pub use watch::{Peak, Watch};
 use crate::error::GpuError;
 use crate::gpu::kernel::KernelCache;
 use crate::memory::Residency;
+use crate::memory::peak::BLOCK;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-
-/// Bytes that the driver is asked for at a time for small buffers; larger ones have memory of their own. Larger blocks, which wgpu
-/// has by default, hold little more than one weight each, and what is left of them is lost.
-const BLOCK: u64 = 4 << 20;
 
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]

@@ -177,6 +177,11 @@ impl Schedule {
         self.stages.iter().map(runs).sum()
     }
 
+    /// Height and width of what goes in.
+    pub fn input(&self) -> [usize; 2] {
+        self.size.map(|n| n * self.stages[0].scale[0])
+    }
+
     /// Sessions, one after the other.
     pub fn sessions(&self) -> usize {
         self.stages.iter().map(|stage| stage.passes.len()).sum()
@@ -240,6 +245,20 @@ impl Schedule {
         }
         let graph = largest.1.expect("an autoencoder has parts");
         device.prepare(&graph, half.weights, policy).await
+    }
+
+    /// Prepares every session and drops it again: what stays is compiled kernels.
+    ///
+    /// # Errors
+    /// If one does not fit.
+    pub async fn compile(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<()> {
+        for stage in &self.stages {
+            for pass in &stage.passes {
+                let (graph, _) = stage.graph(half, self.dtype, pass)?;
+                device.prepare(&graph, half.weights, policy).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Runs it: `[1, c, h, w]` in and out. `on` hears how many of [`Schedule::runs`] are done, `proceed` may stop it between

@@ -5,8 +5,8 @@ use crate::cpu::{Cpu, CpuSession};
 use crate::error::{Error, Result};
 use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
-use crate::memory::Resident;
-use crate::memory::offload::{Hold, Stream};
+use crate::memory::offload::{Hold, Stream, staging};
+use crate::memory::residency::{Guard, Residency, Store};
 use crate::plan::{Bytes, Plan, Policy};
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -31,13 +31,7 @@ pub enum Session {
 
 /// Weights that stay on their device for as long as this lives, so that the next session finds them there.
 #[derive(Debug)]
-pub struct Kept(#[expect(dead_code, reason = "held, not read")] Held);
-
-#[derive(Debug)]
-enum Held {
-    Gpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Vec<wgpu::Buffer>>>>),
-    Cpu(#[expect(dead_code, reason = "held, not read")] Vec<Arc<Resident<Tensor>>>),
-}
+pub struct Kept(#[expect(dead_code, reason = "held, not read")] Guard);
 
 /// What plans are made for: a device, or what is known of one.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +70,11 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Bytes that are on their way at most, beside `bytes`, while weights and inputs are sent there.
+    pub fn staging(self, bytes: Bytes) -> u64 {
+        self.caps.map_or(0, |_| staging(bytes.weights).max(bytes.inputs))
+    }
+
     /// How the weights of a plan are streamed there; `None` where all of them stay.
     ///
     /// # Errors
@@ -105,6 +104,31 @@ impl Device {
         })
     }
 
+    /// The same device with weights of its own: what one engine holds is not another's, and goes with it.
+    #[must_use]
+    pub fn scoped(&self) -> Self {
+        match self {
+            Self::Gpu(gpu) => Self::Gpu(gpu.scoped()),
+            Self::Cpu(cpu) => Self::Cpu(cpu.scoped()),
+        }
+    }
+
+    /// Where its weights are.
+    pub fn residency(&self) -> &Residency {
+        match self {
+            Self::Gpu(gpu) => gpu.residency(),
+            Self::Cpu(cpu) => cpu.residency(),
+        }
+    }
+
+    /// Who brings weights here, to move them.
+    pub fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Gpu(gpu) => gpu.store(),
+            Self::Cpu(cpu) => cpu.store(),
+        }
+    }
+
     /// The plan alone: nothing is allocated.
     ///
     /// # Errors
@@ -118,6 +142,17 @@ impl Device {
         match self {
             Self::Gpu(gpu) if gpu.caps().f16 => &[DType::F32, DType::F16],
             _ => &[DType::F32],
+        }
+    }
+
+    /// Waits until what was dropped is freed.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub async fn settle(&self) -> Result<()> {
+        match self {
+            Self::Gpu(gpu) => Ok(gpu.idle().await?),
+            Self::Cpu(_) => Ok(()),
         }
     }
 
@@ -197,8 +232,8 @@ impl Session {
     /// Keeps the weights when the session goes.
     pub fn keep_weights(&self) -> Kept {
         Kept(match self {
-            Self::Gpu(session) => Held::Gpu(session.keep_weights()),
-            Self::Cpu(session) => Held::Cpu(session.keep_weights()),
+            Self::Gpu(session) => session.keep_weights(),
+            Self::Cpu(session) => session.keep_weights(),
         })
     }
 

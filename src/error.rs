@@ -1,6 +1,6 @@
 //! Errors: one enum per layer, each message with the names, shapes and numbers that explain it.
 
-use crate::tensor::{DType, Shape, TensorType};
+use crate::tensor::{DType, Shape, Tensor, TensorType};
 use std::fmt::Write as _;
 
 /// Result of the crate's own calls.
@@ -31,6 +31,9 @@ pub enum Error {
     /// An adapter does not fit the model.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
+    /// A weight cannot be held, moved or changed as asked.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
     /// A request that cannot be carried out as asked.
     #[error("{0}")]
     Request(String),
@@ -57,6 +60,16 @@ pub enum Error {
         index: usize,
         /// What to try.
         remedy: String,
+    },
+    /// All steps are done, but a picture could not be decoded.
+    #[error(
+        "the steps are done, but the picture cannot be decoded: {source}. The latent is kept: decode it again, in tiles or on the CPU"
+    )]
+    Undecoded {
+        /// Seed of each picture and its latent `[1, c, h, w]`: [`Engine::decode`](crate::engine::Engine::decode) takes it.
+        latents: Vec<(u64, Tensor)>,
+        /// Why not.
+        source: Box<Error>,
     },
     /// The caller asked to stop.
     #[error("cancelled")]
@@ -253,7 +266,7 @@ pub enum PlanError {
     },
     /// The plan takes more than it may.
     #[error(
-        "the plan wants {wanted} bytes, more than the {limit} that it may take. Use a smaller size or more --max-memory"
+        "this takes at least {wanted} bytes, more than the {limit} that it may take. Use a smaller size, weights of a smaller type or more --max-memory"
     )]
     MaxMemory {
         /// Bytes of the plan.
@@ -435,5 +448,49 @@ pub enum AdapterError {
         file: String,
         /// Module of the model.
         module: String,
+    },
+}
+
+/// A weight that cannot be held, moved or changed as asked. Nothing has changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResidencyError {
+    /// A lock holds the weight.
+    #[error("{file}: `{name}` is in use and cannot be moved; drop the session that holds it")]
+    Held {
+        /// Checkpoint.
+        file: String,
+        /// Tensor.
+        name: String,
+    },
+    /// The weights are more than what is free.
+    #[error("no room on {home}: the weights take {wanted} bytes, {free} are free. Use a smaller model or free memory")]
+    NoRoom {
+        /// Where.
+        home: String,
+        /// Bytes of the weights.
+        wanted: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+    /// Only floats are converted; a packed weight stays as it was loaded.
+    #[error("{file}: `{name}` is {dtype} and cannot be cast to {wanted}: only f32, f16 and bf16 are cast")]
+    Cast {
+        /// Checkpoint.
+        file: String,
+        /// Tensor.
+        name: String,
+        /// The type that was loaded.
+        dtype: DType,
+        /// The type asked for.
+        wanted: DType,
+    },
+    /// The lock holds fewer weights.
+    #[error("there is no weight {index}: the lock holds {count}")]
+    NoWeight {
+        /// Index asked for.
+        index: usize,
+        /// Weights that it holds.
+        count: usize,
     },
 }

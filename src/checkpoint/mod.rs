@@ -10,6 +10,7 @@ mod overlay;
 mod part;
 mod quantised;
 mod safetensors;
+mod source;
 mod values;
 mod weights;
 
@@ -18,6 +19,7 @@ pub use file_dtype::FileDType;
 pub use names::Layout;
 pub use part::Part;
 pub use quantised::Int8Layer;
+pub(crate) use source::Source as WeightSource;
 pub(crate) use values::first_non_finite;
 pub use weights::Weights;
 

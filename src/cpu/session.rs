@@ -1,18 +1,45 @@
 use crate::backend::find_input;
 use crate::checkpoint::Weights;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::graph::{Graph, Node, Value};
+use crate::memory::budget;
 use crate::memory::offload::{Hold, Segment, Stream};
-use crate::memory::{Residency, Resident, budget};
+use crate::memory::residency::{Guard, Home, Residency, Resident, Storage, Store, WeightRef};
 use crate::plan::{Bytes, Named, Output, Place, Plan, cpu_dtype, cpu_weight_bytes};
-use crate::tensor::{Tensor, TensorType, View};
+use crate::tensor::{DType, Tensor, TensorType, View};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The CPU as a device. Clones share their weights.
 #[derive(Clone, Debug, Default)]
 pub struct Cpu {
-    weights: Arc<Residency<Tensor>>,
+    weights: Residency,
+}
+
+/// Brings weights to the host: packed ones as they are, others as `f32`.
+#[derive(Debug)]
+struct CpuStore;
+
+impl Store for CpuStore {
+    fn bring(&self, weight: &WeightRef, dtype: DType, host: Option<&Resident>) -> Result<Storage> {
+        let loaded = weight.ty().dtype;
+        let tensor = match host.and_then(|copy| copy.storage().values()) {
+            Some(tensor) => tensor.as_ref().clone(),
+            None => weight.checkpoint().load(weight.name(), cpu_dtype(loaded))?,
+        };
+        Ok(Storage::Values(Arc::new(match dtype == loaded {
+            true => tensor,
+            false => tensor.to_dtype(loaded).to_dtype(dtype),
+        })))
+    }
+
+    fn bytes(&self, ty: &TensorType) -> u64 {
+        cpu_weight_bytes(ty)
+    }
+
+    fn free(&self) -> Option<u64> {
+        budget::available()
+    }
 }
 
 /// A graph that is ready to run on the CPU.
@@ -23,7 +50,8 @@ pub struct CpuSession {
     buffers: Vec<Vec<f32>>,
     inputs: Vec<Tensor>,
     // None where a weight is streamed.
-    weights: Vec<Option<Arc<Resident<Tensor>>>>,
+    weights: Vec<Option<Arc<Resident>>>,
+    guard: Guard,
     streaming: Option<Streaming>,
 }
 
@@ -47,6 +75,27 @@ struct RunNode {
 }
 
 impl Cpu {
+    /// The CPU of a device whose weights `residency` knows.
+    pub(crate) fn beside(residency: Residency) -> Self {
+        Self { weights: residency }
+    }
+
+    /// The same with weights of its own: what one engine holds is not another's.
+    #[must_use]
+    pub fn scoped(&self) -> Self {
+        Self::default()
+    }
+
+    /// Where its weights are.
+    pub fn residency(&self) -> &Residency {
+        &self.weights
+    }
+
+    /// Who brings weights here, to move them.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::new(CpuStore)
+    }
+
     /// Allocates what the graph needs and loads its weights: packed ones as they are, others widened to `f32`. Streamed weights follow
     /// in each run.
     ///
@@ -55,14 +104,12 @@ impl Cpu {
     pub fn prepare(&self, graph: &Graph, weights: &Weights, hold: Hold) -> Result<CpuSession> {
         let plan = Plan::cpu(graph);
         let stream = hold.stream(&plan, None)?;
-        let streamed = |i: usize| stream.as_ref().is_some_and(|stream| stream.spots[i].is_some());
-        let held = |w: &Named| self.weights.get(weights, &w.name, cpu_dtype(w.ty.dtype)).is_some();
-        let held = plan
-            .weights
+        let stays = |i: usize| stream.as_ref().is_none_or(|stream| stream.spots[i].is_none());
+        let refs = WeightRef::of(weights, &plan.weights, stays)?;
+        let held = refs
             .iter()
-            .enumerate()
-            .filter(|(i, w)| !streamed(*i) && held(w));
-        let held: u64 = held.map(|(_, w)| cpu_weight_bytes(&w.ty)).sum();
+            .filter(|weight| self.weights.resident(weight, Home::Host).is_some());
+        let held: u64 = held.map(|weight| cpu_weight_bytes(weight.ty())).sum();
         budget::check(hold_bytes(&plan, stream.as_ref()).total() - held)?;
         let resolve = |value: &Value| plan.place(graph, *value).map(|place| (place, graph.ty(*value).clone()));
         let node = |node: &Node| {
@@ -77,17 +124,7 @@ impl Cpu {
             })
         };
         let nodes = plan.nodes.iter().filter_map(|&i| node(&graph.nodes()[i])).collect();
-        let load = |(i, Named { name, ty }): (usize, &Named)| {
-            let dtype = cpu_dtype(ty.dtype);
-            match self.weights.get(weights, name, dtype) {
-                _ if streamed(i) => Ok(None),
-                Some(held) => Ok(Some(held)),
-                None => {
-                    let tensor = weights.load(name, dtype)?;
-                    Ok::<_, Error>(Some(self.weights.insert(weights, name, dtype, tensor)))
-                }
-            }
-        };
+        let guard = self.weights.lock(&refs, Home::Host, &self.store())?;
         Ok(CpuSession {
             nodes,
             buffers: plan
@@ -96,7 +133,8 @@ impl Cpu {
                 .map(|&bytes| vec![0.0; bytes as usize / 4])
                 .collect(),
             inputs: plan.inputs.iter().map(|i| zeros(&i.ty)).collect(),
-            weights: plan.weights.iter().enumerate().map(load).collect::<Result<_>>()?,
+            weights: guard.spread(plan.weights.len(), stays),
+            guard,
             streaming: stream.map(|stream| Streaming {
                 stream,
                 source: weights.clone(),
@@ -228,16 +266,15 @@ impl CpuSession {
     }
 
     /// As [`Session::keep_weights`](crate::backend::Session).
-    pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Tensor>>> {
-        self.weights.iter().flatten().cloned().collect()
+    pub(crate) fn keep_weights(&self) -> Guard {
+        self.guard.again()
     }
 
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
-        let held = |(named, held): (&Named, &Option<Arc<Resident<Tensor>>>)| {
+        let held = |(named, held): (&Named, &Option<Arc<Resident>>)| {
             let held = held.as_ref()?;
-            let bytes = held_bytes(&held.storage);
-            Some((Arc::as_ptr(held) as usize, cpu_weight_bytes(&named.ty), bytes))
+            Some((Arc::as_ptr(held) as usize, cpu_weight_bytes(&named.ty), held.bytes()))
         };
         let streamed = self.streaming.iter().map(|streaming| {
             let id = std::ptr::from_ref(streaming) as usize;
@@ -259,7 +296,7 @@ impl CpuSession {
             Place::Input(i) => &self.inputs[i],
             Place::Constant(i) => &self.plan.constants[i],
             Place::Weight(i, _) => match &self.weights[i] {
-                Some(held) => &held.storage,
+                Some(held) => held.storage().values().expect("the host holds values"),
                 None => {
                     let here = self.streaming.as_ref().and_then(|streaming| streaming.here[i].as_ref());
                     here.expect("a block's weights are there while it computes")

@@ -3,10 +3,12 @@
 pub mod guidance;
 pub mod noise;
 pub mod pipeline;
+pub mod placement;
 pub mod scheduler;
 pub mod tiled;
 pub mod vae;
 
 pub use guidance::Guidance;
 pub use noise::{Noise, Rng};
+pub use placement::{Engaged, MemoryOptions};
 pub use scheduler::{Schedule, Scheduler};

@@ -1,14 +1,14 @@
 //! The Z-Image pipeline: prompt to embeddings to latent to picture, as sessions on one device.
 
+use super::placement::{Engaged, MemoryOptions};
 use super::scheduler::Scheduler;
-use super::tiled::Route;
 use super::vae::{VaeOptions, VaeRunner, VaeTask, check_finite};
 use crate::backend::{Device, Session};
 use crate::checkpoint::{Checkpoint, Weights};
 use crate::engine::{Cancel, Event};
 use crate::error::{CheckpointError, Error, Result};
 use crate::graph::Graph;
-use crate::memory::budget;
+use crate::memory::offload::Hold;
 use crate::models::{Model, Vae, qwen3, z_image};
 use crate::plan::{Choice, Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
@@ -80,8 +80,14 @@ pub struct Pipeline {
     tokenizer: Tokenizer,
     scheduler: Scheduler,
     models: Models,
-    vae: VaeRunner,
-    sessions: Vec<(Task, Session)>,
+    pub(super) vae: VaeRunner,
+    sessions: Vec<(Task, Hold, Session)>,
+    pub(super) memory: MemoryOptions,
+    // What the autoencoder may take whatever the tier.
+    pub(super) vae_cap: Option<u64>,
+    pub(super) engaged: Option<Engaged>,
+    // The last note on memory, which is not repeated.
+    pub(super) said: Option<String>,
 }
 
 /// The three models with their sizes and weights.
@@ -177,7 +183,7 @@ impl Models {
 
 impl Task {
     /// The part of the autoencoder's runner.
-    fn of_vae(self) -> Option<VaeTask> {
+    pub(super) fn of_vae(self) -> Option<VaeTask> {
         match self {
             Self::Decode { height, width } => Some(VaeTask::Decode { height, width }),
             Self::Encode { height, width } => Some(VaeTask::Encode { height, width }),
@@ -210,6 +216,7 @@ impl Pipeline {
     /// As [`Models::read`].
     pub fn new(parts: Parts, device: Device, dtype: DType, policy: Policy) -> Result<Self> {
         let mut models = Models::read(&parts)?;
+        let device = device.scoped();
         let (path, _) = policy.convrot.resolve(device.caps());
         for weights in [&mut models.text.1, &mut models.transformer.1] {
             *weights = weights.clone().with_convrot(path);
@@ -224,11 +231,22 @@ impl Pipeline {
             tokenizer: parts.tokenizer,
             scheduler: parts.scheduler,
             sessions: Vec::new(),
+            memory: MemoryOptions::default(),
+            vae_cap: None,
+            engaged: None,
+            said: None,
         })
+    }
+
+    /// Sets what it may take of the device.
+    pub fn with_memory(mut self, memory: MemoryOptions) -> Self {
+        self.memory = memory;
+        self
     }
 
     /// Sets how the autoencoder runs.
     pub fn with_vae_options(mut self, options: VaeOptions) -> Self {
+        self.vae_cap = options.max_memory;
         self.vae = self.vae.with_options(options);
         self
     }
@@ -279,7 +297,7 @@ impl Pipeline {
 
     /// Sessions that are ready, with their tasks.
     pub fn sessions(&self) -> impl Iterator<Item = (Task, &Session)> {
-        let own = self.sessions.iter().map(|(task, session)| (*task, session));
+        let own = self.sessions.iter().map(|(task, _, session)| (*task, session));
         own.chain(self.vae.sessions().map(|(task, session)| (task.into(), session)))
     }
 
@@ -295,28 +313,6 @@ impl Pipeline {
         self.device.plan(&graph, &self.policy)
     }
 
-    /// Finds out whether all these tasks fit the limits of the GPU, or the memory of the CPU, before any of it is filled.
-    ///
-    /// # Errors
-    /// If they would not, or a task does not fit the model.
-    pub fn check_room(&self, tasks: &[Task]) -> Result<()> {
-        let mut wanted = 0;
-        for task in tasks.iter().filter(|task| self.sessions().all(|(t, _)| t != **task)) {
-            // The autoencoder makes do with tiles, and has looked for room by itself.
-            let tiled = match task.of_vae() {
-                Some(task) => matches!(self.vae.route(task)?, Route::Tiled(..)),
-                None => false,
-            };
-            if !tiled {
-                wanted += self.plan(*task)?.cpu_bytes().total();
-            }
-        }
-        match self.device {
-            Device::Gpu(_) => Ok(()),
-            Device::Cpu(_) => budget::check(wanted),
-        }
-    }
-
     /// Makes a task ready to run: compiles its kernels, allocates its buffers, uploads its weights.
     ///
     /// # Errors
@@ -325,7 +321,9 @@ impl Pipeline {
         if let Some(task) = task.of_vae() {
             return self.vae.prepare(task).await;
         }
-        let ready = self.sessions.iter().position(|(t, _)| *t == task);
+        let hold = self.hold(task);
+        self.sessions.retain(|(t, h, _)| *t != task || *h == hold);
+        let ready = self.sessions.iter().position(|(t, ..)| *t == task);
         let entry = match ready {
             Some(index) => self.sessions.remove(index),
             None => {
@@ -334,22 +332,30 @@ impl Pipeline {
                 }
                 let (graph, weights) = self.models.graph(task, self.dtype)?;
                 tracing::debug!(?task, nodes = graph.nodes().len(), "prepare");
-                (task, self.device.prepare(&graph, weights, &self.policy).await?)
+                let session = self.device.prepare_held(&graph, weights, &self.policy, hold).await?;
+                (task, hold, session)
             }
         };
         // The latest is last, so that the first is the one to go.
         self.sessions.push(entry);
         let last = self.sessions.len() - 1;
-        Ok(&mut self.sessions[last].1)
+        Ok(&mut self.sessions[last].2)
     }
 
-    /// Makes a size of picture ready to be decoded, as a whole or in tiles; `on` hears why it is tiles.
-    ///
-    /// # Errors
-    /// If not even tiles fit.
-    pub async fn prepare_decode(&mut self, [height, width]: [usize; 2], on: &mut dyn FnMut(Event)) -> Result<()> {
-        let task = VaeTask::Decode { height, width };
-        self.vae.ready(task, on).await
+    /// Whether a task has a session.
+    pub(super) fn is_ready(&self, task: Task) -> bool {
+        match task.of_vae() {
+            Some(task) => self.vae.is_ready(task),
+            None => self.sessions.iter().any(|(t, ..)| *t == task),
+        }
+    }
+
+    /// Frees the sessions of all other tasks.
+    pub(super) fn keep_only(&mut self, tasks: &[Task]) {
+        let mut sessions = std::mem::take(&mut self.sessions);
+        sessions.retain(|(task, hold, _)| tasks.contains(task) && self.hold(*task) == *hold);
+        self.sessions = sessions;
+        self.vae.keep_only(|task| tasks.contains(&task.into()));
     }
 
     /// Frees every session and the weights that only they held.

@@ -37,11 +37,11 @@ impl Autoencoder {
             forced: options.kernels.clone(),
             convrot: options.convrot,
         };
+        let options = options.vae.clone().at_most(options.memory.max, device.caps())?;
         Ok(Self {
             note: scaling_note(&vae, &checkpoint),
             name: checkpoint.name().to_owned(),
-            runner: VaeRunner::new((vae, Weights::new(checkpoint)), device, dtype, policy)
-                .with_options(options.vae.clone()),
+            runner: VaeRunner::new((vae, Weights::new(checkpoint)), device, dtype, policy).with_options(options),
             device_note,
         })
     }

@@ -1,10 +1,12 @@
 //! What an app holds: an [`Engine`] makes pictures from [`Request`]s.
 
 mod autoencoder;
+mod describe;
 mod inspect;
 mod int8;
 mod load;
 mod request;
+mod run;
 
 pub use autoencoder::Autoencoder;
 pub use inspect::{Inspection, PlanLine, Status, Target, TensorLine, TilesLine};
@@ -17,14 +19,12 @@ pub use request::{Cancel, DeviceChoice, Event, Options, Picture, Request, Stage}
 use crate::adapter::Report;
 use crate::backend::Device;
 use crate::convert::WeightType;
-use crate::diffusion::Guidance;
-use crate::diffusion::pipeline::{Pipeline, Task, denoise_task};
-use crate::diffusion::scheduler::{Schedule, Spacing, linear_sigmas};
+use crate::diffusion::Engaged;
+use crate::diffusion::pipeline::{Pipeline, Task};
 use crate::error::{Error, Result};
 use crate::media::Image;
 use crate::models::linear::stays_packed;
-use crate::models::z_image;
-use crate::plan::{Bytes, Choice, ConvrotMode, Policy};
+use crate::plan::{Bytes, Choice, Policy};
 use crate::tensor::{DType, Tensor};
 use std::collections::BTreeSet;
 
@@ -41,17 +41,6 @@ pub struct Engine {
     types: Option<String>,
 }
 
-/// More steps than any scheduler tells apart.
-const MAX_STEPS: u32 = 1_000_000;
-
-/// Sizes and steps of a run, with the model's defaults filled in.
-struct Settings {
-    width: u32,
-    height: u32,
-    steps: u32,
-    guidance: Guidance,
-}
-
 impl Engine {
     /// Puts a model on a device.
     ///
@@ -66,7 +55,10 @@ impl Engine {
         let types = source.retype(options.weight_type);
         let (path, _) = policy.convrot.resolve(device.caps());
         let adapters = source.adapt(&|_, info| stays_packed(info, path))?;
-        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?.with_vae_options(options.vae.clone());
+        let vae = options.vae.clone().at_most(options.memory.max, device.caps())?;
+        let pipeline = Pipeline::new(source.parts, device, dtype, policy)?
+            .with_vae_options(vae)
+            .with_memory(options.memory);
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
             pipeline,
@@ -99,7 +91,8 @@ impl Engine {
     /// Makes the pictures of a request. `on` hears of progress; `cancel` stops it within one step.
     ///
     /// # Errors
-    /// If the request does not fit the model or the device, a result is not finite, or it was cancelled.
+    /// If the request does not fit the model or the device, a result is not finite, or it was cancelled. After the last step,
+    /// [`Error::Undecoded`] with the latents.
     pub async fn generate(
         &mut self,
         request: &Request,
@@ -115,34 +108,33 @@ impl Engine {
             on(Event::Note(note));
         }
 
-        // Everything is planned, compiled and allocated before the first step, the decoder too: nothing can fail for want of
-        // room after the last one.
+        // Everything is planned before the first step; in the quicker tiers it is compiled and allocated too, the decoder with it.
         on(Event::Stage(Stage::Prepare));
-        self.pipeline.check_room(&self.tasks(request, &settings)?)?;
-        self.pipeline.prepare_decode([height, width], &mut on).await?;
+        let tasks = self.tasks(request, &settings)?;
+        self.pipeline.engage(&tasks, &mut on)?;
         proceed(cancel)?;
-        on(Event::Stage(Stage::Text));
-        let positive = self.caption(&request.prompt, &mut on).await?;
+        let positive = self.caption(&request.prompt, &mut on, cancel).await?;
         proceed(cancel)?;
         let negative = match settings.guidance.is_on() {
-            true => Some(self.caption(&request.negative_prompt, &mut on).await?),
+            true => Some(self.caption(&request.negative_prompt, &mut on, cancel).await?),
             false => None,
         };
-        for caption in [Some(&positive), negative.as_ref()].into_iter().flatten() {
-            proceed(cancel)?;
-            self.pipeline.prepare(denoise_task(caption, height, width)?).await?;
-        }
         proceed(cancel)?;
 
         let start = match &request.init_image {
             Some(image) => {
+                let encode = Task::Encode { height, width };
+                self.pipeline.enter(&[encode], &mut on, cancel).await?;
                 on(Event::Stage(Stage::Encode));
                 let image = image.resize(settings.width, settings.height);
                 Some(self.encode_with(&image, &mut on, cancel).await?)
             }
             None => None,
         };
-        let mut pictures = Vec::new();
+        let steps = |task: &Task| matches!(task, Task::Denoise { .. });
+        let steps: Vec<_> = tasks.iter().copied().filter(steps).collect();
+        self.pipeline.enter(&steps, &mut on, cancel).await?;
+        let mut latents = Vec::new();
         for index in 0..request.batch {
             let seed = request.seed.wrapping_add(u64::from(index));
             let mut noise = request.rng.start(seed).normal(channels * height * width);
@@ -170,17 +162,38 @@ impl Engine {
                     latent: latent.clone(),
                 });
             }
-            proceed(cancel)?;
-            on(Event::Stage(Stage::Decode));
-            let latent = Tensor::new([1, channels, height, width], latent.data);
+            latents.push((seed, Tensor::new([1, channels, height, width], latent.data)));
+        }
+        proceed(cancel)?;
+        // The steps are the long part: what they have made is not lost with a picture that cannot be decoded.
+        let mut pictures = Vec::new();
+        for (seed, latent) in &latents {
+            let image = match self.picture(latent, &mut on, cancel).await {
+                Ok(image) => image,
+                Err(Error::Cancelled) => return Err(Error::Cancelled),
+                Err(error) => {
+                    let source = Box::new(error);
+                    return Err(Error::Undecoded { latents, source });
+                }
+            };
             pictures.push(Picture {
-                image: self.decode_with(&latent, &mut on, cancel).await?,
-                seed,
-                settings: self.describe_run(request, &settings, seed),
-                latent,
+                image,
+                seed: *seed,
+                settings: self.describe_run(request, &settings, *seed),
+                latent: latent.clone(),
             });
         }
         Ok(pictures)
+    }
+
+    /// A latent of the run to its picture.
+    async fn picture(&mut self, latent: &Tensor, on: &mut impl FnMut(Event), cancel: &Cancel) -> Result<Image> {
+        if let [.., height, width] = latent.ty.shape[..] {
+            let decode = Task::Decode { height, width };
+            self.pipeline.enter(&[decode], on, cancel).await?;
+        }
+        on(Event::Stage(Stage::Decode));
+        self.decode_with(latent, on, cancel).await
     }
 
     /// As [`Engine::generate`], for callers that are not async.
@@ -243,6 +256,11 @@ impl Engine {
         self.pipeline.encode_with(&image.to_tensor(), &mut on, cancel).await
     }
 
+    /// Picture pixels per pixel of the latent, along each side.
+    pub fn factor(&self) -> usize {
+        self.pipeline.factors().0
+    }
+
     /// Name of the model.
     pub fn name(&self) -> &str {
         &self.name
@@ -251,6 +269,11 @@ impl Engine {
     /// Name of the device, and why it was taken.
     pub fn device(&self) -> (String, &str) {
         (self.pipeline.device().name(), &self.device_note)
+    }
+
+    /// How the last run was held on the device: the tier at work, and its bytes.
+    pub fn engaged(&self) -> Option<&Engaged> {
+        self.pipeline.engaged()
     }
 
     /// What a request leaves out is taken from here.
@@ -299,187 +322,6 @@ impl Engine {
             allocated = allocated.plus(ran.bytes.1);
         }
         (planned, allocated)
-    }
-
-    /// All that a request runs.
-    fn tasks(&self, request: &Request, settings: &Settings) -> Result<Vec<Task>> {
-        let (factor, _) = self.pipeline.factors();
-        let (height, width) = (settings.height as usize / factor, settings.width as usize / factor);
-        let mut tasks = vec![Task::Decode { height, width }];
-        if request.init_image.is_some() {
-            tasks.push(Task::Encode { height, width });
-        }
-        let negative = settings.guidance.is_on().then_some(&request.negative_prompt);
-        for prompt in [Some(&request.prompt), negative].into_iter().flatten() {
-            let tokens = self.pipeline.tokens(prompt)?.ids.len();
-            let denoise = Task::Denoise {
-                tokens: tokens.next_multiple_of(z_image::TOKEN_MULTIPLE),
-                height,
-                width,
-            };
-            for task in [Task::Text { tokens }, Task::Caption { tokens }, denoise] {
-                if !tasks.contains(&task) {
-                    tasks.push(task);
-                }
-            }
-        }
-        Ok(tasks)
-    }
-
-    async fn caption(&mut self, prompt: &str, on: &mut impl FnMut(Event)) -> Result<Tensor> {
-        let tokens = self.pipeline.tokens(prompt)?;
-        if let Some(note) = tokens.note() {
-            on(Event::Note(note));
-        }
-        let embeddings = self.pipeline.embed(&tokens).await?;
-        self.pipeline.caption(&embeddings).await
-    }
-
-    /// What the scheduler is given: the negated and guided output of the model.
-    async fn predict(
-        &mut self,
-        latent: &Tensor,
-        timestep: f32,
-        positive: &Tensor,
-        negative: Option<&Tensor>,
-        guidance: &Guidance,
-    ) -> Result<Vec<f32>> {
-        let time = (1000.0 - timestep) / 1000.0;
-        let mut output = self.pipeline.denoise(latent, time, positive).await?.data;
-        let scale = guidance.scale_at(time);
-        if let (Some(negative), true) = (negative, scale > 0.0) {
-            let other = self.pipeline.denoise(latent, time, negative).await?.data;
-            guidance.apply(scale, &mut output, &other);
-        }
-        output.iter_mut().for_each(|v| *v = -*v);
-        Ok(output)
-    }
-
-    fn settings(&self, request: &Request) -> Result<Settings> {
-        let (factor, multiple) = self.pipeline.factors();
-        let defaults = &self.defaults;
-        let settings = Settings {
-            width: request.width.unwrap_or(defaults.width),
-            height: request.height.unwrap_or(defaults.height),
-            steps: request.steps.unwrap_or(defaults.steps),
-            guidance: Guidance {
-                scale: request.guidance.unwrap_or(defaults.guidance),
-                normalization: request.cfg_normalization,
-                truncation: request.cfg_truncation,
-            },
-        };
-        check_size(settings.width, settings.height, multiple)?;
-        let models = self.pipeline.models();
-        let [height, width] = [settings.height, settings.width].map(|n| n as usize / factor);
-        // Said before anything is planned for a size that the model cannot take.
-        models.transformer.0.check_positions(1, height, width)?;
-        if settings.steps > MAX_STEPS {
-            return Err(Error::Request(format!(
-                "at most {MAX_STEPS} steps, got {}",
-                settings.steps
-            )));
-        }
-        if request.batch == 0 {
-            return Err(Error::Request("a batch has at least 1 picture".into()));
-        }
-        if !settings.guidance.scale.is_finite() || settings.guidance.scale < 0.0 {
-            return Err(Error::Request(format!(
-                "guidance must be 0 or more, got {}",
-                settings.guidance.scale
-            )));
-        }
-        if !(request.cfg_normalization >= 0.0 && (0.0..=1.0).contains(&request.cfg_truncation)) {
-            return Err(Error::Request(format!(
-                "cfg_normalization must be 0 or more and cfg_truncation in 0..=1, got {} and {}",
-                request.cfg_normalization, request.cfg_truncation
-            )));
-        }
-        Ok(settings)
-    }
-
-    fn schedule(&self, request: &Request, settings: &Settings, latent: usize) -> Result<Schedule> {
-        let sigmas = linear_sigmas(settings.steps as usize);
-        let spacing = Spacing {
-            steps: settings.steps as usize,
-            sigmas: Some(&sigmas),
-            tokens: latent / (z_image::PATCH * z_image::PATCH),
-            mu: None,
-        };
-        let schedule = self.pipeline.scheduler().schedule(&spacing).map_err(Error::Request)?;
-        match request.init_image {
-            Some(_) => schedule.from_strength(request.strength).map_err(Error::Request),
-            None => Ok(schedule),
-        }
-    }
-
-    fn notes(&self, settings: &Settings) -> Vec<String> {
-        let mut notes = Vec::new();
-        if let Device::Gpu(gpu) = self.pipeline.device()
-            && gpu.caps().software
-        {
-            notes.push(format!("running on {}: {}", gpu.caps().adapter, self.device_note));
-        }
-        if let Device::Cpu(_) = self.pipeline.device()
-            && !self.pipeline.policy().forced.is_empty()
-        {
-            notes.push("--kernel is for GPUs: the CPU has one way of each operator".into());
-        }
-        if self.pipeline.policy().convrot != ConvrotMode::Auto && self.pipeline.convrot().is_none() {
-            notes.push("--convrot-mode is for int8 layers: this model has none".into());
-        }
-        notes.extend(self.adapters.notes());
-        notes.extend(self.types.clone());
-        let trained = &self.defaults.only_size;
-        if let Some((width, height)) = trained.filter(|size| *size != (settings.width, settings.height)) {
-            notes.push(format!(
-                "this model was trained at {width}x{height} only; other sizes come out worse"
-            ));
-        }
-        notes
-    }
-
-    fn describe_run(&self, request: &Request, settings: &Settings, seed: u64) -> Vec<(String, String)> {
-        let mut list = vec![
-            ("prompt", request.prompt.clone()),
-            ("negative_prompt", request.negative_prompt.clone()),
-            ("seed", seed.to_string()),
-            ("steps", settings.steps.to_string()),
-            ("guidance", settings.guidance.scale.to_string()),
-            ("width", settings.width.to_string()),
-            ("height", settings.height.to_string()),
-            ("rng", request.rng.name().to_owned()),
-            ("scheduler", self.pipeline.scheduler().name().to_owned()),
-            ("model", self.name.clone()),
-            ("device", self.pipeline.device().name()),
-            ("dtype", self.pipeline.dtype().name().to_owned()),
-        ];
-        if let Some(storage) = self.pipeline.vae().last()
-            && (storage.repeated || storage.dtype != self.pipeline.dtype())
-        {
-            list.push(("vae_dtype", storage.to_string()));
-        }
-        if let Some(target) = self.weight_type {
-            list.push(("type", target.to_string()));
-        }
-        if !self.adapters.files.is_empty() {
-            list.push(("lora", self.adapters.summary()));
-            list.push(("lora_apply", self.adapters.how().to_owned()));
-        }
-        if request.init_image.is_some() {
-            list.push(("strength", request.strength.to_string()));
-        }
-        let own = self.pipeline.convrot();
-        if let Some(choice) = &own {
-            list.push(("convrot", format!("{}: {}", choice.way, choice.reason)));
-        }
-        let choices = self.choices();
-        let ways = choices.iter().filter(|c| own.as_ref() != Some(*c));
-        let ways: Vec<_> = ways.map(|c| format!("{}={}", c.op, c.way)).collect();
-        if !ways.is_empty() {
-            list.push(("kernels", ways.join(" ")));
-        }
-        list.push(("software", concat!("rotile ", env!("CARGO_PKG_VERSION")).to_owned()));
-        list.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 

@@ -1,6 +1,7 @@
 use crate::backend::Device;
 use crate::convert::WeightType;
 use crate::cpu::Cpu;
+use crate::diffusion::MemoryOptions;
 use crate::diffusion::noise::Rng;
 use crate::diffusion::vae::VaeOptions;
 use crate::error::{GpuError, Result};
@@ -78,6 +79,8 @@ pub struct Options {
     pub limits: Limits,
     /// How the autoencoder runs.
     pub vae: VaeOptions,
+    /// What may be taken of the device's memory.
+    pub memory: MemoryOptions,
     /// What weights of the transformer and of the text encoder become on the device; as in their files without it.
     pub weight_type: Option<WeightType>,
 }

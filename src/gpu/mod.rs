@@ -16,12 +16,15 @@ pub use caps::{Caps, Limits};
 pub use session::GpuSession;
 pub use watch::{Peak, Watch};
 
+use crate::cpu::Cpu;
 use crate::error::GpuError;
 use crate::gpu::kernel::KernelCache;
-use crate::memory::Residency;
+use crate::memory::offload::staging;
 use crate::memory::peak::BLOCK;
+use crate::memory::residency::{Residency, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use upload::GpuStore;
 
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]
@@ -30,7 +33,7 @@ pub struct Gpu {
     queue: wgpu::Queue,
     caps: Arc<Caps>,
     kernels: Arc<KernelCache>,
-    weights: Arc<Residency<Vec<wgpu::Buffer>>>,
+    weights: Residency,
     slots: Arc<Mutex<Vec<Weak<stream::Slots>>>>,
     faults: Arc<Mutex<Faults>>,
     refuse_above: Arc<AtomicU64>,
@@ -112,13 +115,38 @@ impl Gpu {
             queue,
             caps: Arc::new(caps.clone()),
             kernels: Arc::default(),
-            weights: Arc::default(),
+            weights: Residency::new(),
             slots: Arc::default(),
             faults,
             refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
             watches: Arc::default(),
             reason: "opened directly".into(),
         })
+    }
+
+    /// The same device with weights and slots of its own: what one engine holds is not another's.
+    #[must_use]
+    pub fn scoped(&self) -> Self {
+        Self {
+            weights: Residency::new(),
+            slots: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// The CPU beside it, for what does not fit here. Both know where each weight is.
+    pub fn host(&self) -> Cpu {
+        Cpu::beside(self.weights.clone())
+    }
+
+    /// Where its weights are.
+    pub fn residency(&self) -> &Residency {
+        &self.weights
+    }
+
+    /// Who brings weights here, to move them.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::new(GpuStore::new(self, staging(u64::MAX)))
     }
 
     /// What it can do.

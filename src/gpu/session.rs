@@ -1,13 +1,13 @@
 use super::Gpu;
 use super::kernel::Kernel;
 use super::stream::Streaming;
-use super::upload::Upload;
+use super::upload::GpuStore;
 use crate::backend::find_input;
 use crate::checkpoint::Weights;
 use crate::error::{Error, GpuError, Result};
 use crate::graph::Graph;
-use crate::memory::Resident;
-use crate::memory::offload::{Hold, STAGING, Stream};
+use crate::memory::offload::{Hold, Stream, staging};
+use crate::memory::residency::{Guard, Home, Resident, Store, WeightRef};
 use crate::plan::{Bytes, Named, PARAMS_STRIDE, Place, Plan, Policy};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -30,7 +30,8 @@ pub struct GpuSession {
     inputs: Vec<wgpu::Buffer>,
     constants: Vec<wgpu::Buffer>,
     // None where a weight is streamed.
-    weights: Vec<Option<Arc<Resident<Vec<wgpu::Buffer>>>>>,
+    weights: Vec<Option<Arc<Resident>>>,
+    guard: Guard,
     streaming: Option<Streaming>,
     params: Option<wgpu::Buffer>,
     readback: Option<wgpu::Buffer>,
@@ -58,6 +59,10 @@ impl Gpu {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let session = self.allocate(plan, weights, stream);
         if scope.pop().await.is_some() || bytes.session() > self.refuse_above.load(Ordering::Relaxed) {
+            // Weights without memory are not for the next session, even where the residency keeps what nobody holds.
+            if let Ok(session) = session {
+                session.guard.discard();
+            }
             // What was then done with buffers that are not there is no fault of its own.
             if let Err(lost @ GpuError::DeviceLost(_)) = self.check() {
                 return Err(lost.into());
@@ -89,29 +94,21 @@ impl Gpu {
         });
         let readback = plan.readback_bytes();
         let readback = (readback > 0).then(|| self.buffer("readback", readback, Usage::MAP_READ | Usage::COPY_DST));
-        let mut upload = Upload::new(self, stream.as_ref().map_or(STAGING, |stream| stream.staging));
-        upload.finish()?;
-        let mut resident = Vec::with_capacity(plan.weights.len());
-        for (i, weight) in plan.weights.iter().enumerate() {
-            let (name, dtype) = (weight.name.as_str(), weight.ty.dtype);
-            let streamed = stream.as_ref().is_some_and(|stream| stream.spots[i].is_some());
-            resident.push(match self.weights.get(weights, name, dtype) {
-                _ if streamed => None,
-                Some(held) => Some(held),
-                None => {
-                    let parts = upload.weight(weights, weight)?;
-                    Some(self.weights.insert(weights, name, dtype, parts))
-                }
-            });
-        }
-        upload.finish()?;
+        let all = plan.gpu_bytes().weights;
+        let limit = stream.as_ref().map_or(staging(all), |stream| stream.staging);
+        let store: Arc<dyn Store> = Arc::new(GpuStore::new(self, limit));
+        store.finish()?;
+        let stays = |i: usize| stream.as_ref().is_none_or(|stream| stream.spots[i].is_none());
+        let refs = WeightRef::of(weights, &plan.weights, stays)?;
+        let guard = self.weights.lock(&refs, Home::Device, &store)?;
         Ok(GpuSession {
             gpu: self.clone(),
             dispatches: Vec::new(),
             buffers,
             inputs,
             constants,
-            weights: resident,
+            weights: guard.spread(plan.weights.len(), stays),
+            guard,
             streaming: stream.map(|stream| self.streaming(&plan, stream, weights)),
             params,
             readback,
@@ -283,16 +280,15 @@ impl GpuSession {
     }
 
     /// As [`Session::keep_weights`](crate::backend::Session).
-    pub(crate) fn keep_weights(&self) -> Vec<Arc<Resident<Vec<wgpu::Buffer>>>> {
-        self.weights.iter().flatten().cloned().collect()
+    pub(crate) fn keep_weights(&self) -> Guard {
+        self.guard.again()
     }
 
     /// As [`Session::weights`](crate::backend::Session).
     pub(crate) fn weights(&self) -> Vec<(usize, u64, u64)> {
-        let size = |w: &Resident<Vec<wgpu::Buffer>>| w.storage.iter().map(wgpu::Buffer::size).sum::<u64>();
-        let held = |(named, held): (&Named, &Option<Arc<Resident<_>>>)| {
+        let held = |(named, held): (&Named, &Option<Arc<Resident>>)| {
             let held = held.as_ref()?;
-            Some((Arc::as_ptr(held) as usize, named.ty.byte_len() as u64, size(held)))
+            Some((Arc::as_ptr(held) as usize, named.ty.byte_len() as u64, held.bytes()))
         };
         let slots = self.streaming.iter().map(|streaming| {
             let slots = &streaming.slots;
@@ -315,7 +311,7 @@ impl GpuSession {
             Place::Input(i) => whole(&self.inputs[i]),
             Place::Constant(i) => whole(&self.constants[i]),
             Place::Weight(i, part) => match &self.weights[i] {
-                Some(held) => whole(&held.storage[part]),
+                Some(held) => whole(&held.storage().buffers()[part]),
                 None => {
                     let streaming = self.streaming.as_ref().expect("what is not resident is streamed");
                     let (buffer, offset) = streaming.spot(i, part).expect("a streamed weight has a spot");

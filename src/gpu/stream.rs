@@ -6,7 +6,7 @@ use super::upload::Upload;
 use crate::checkpoint::Weights;
 use crate::error::Result;
 use crate::memory::offload::Stream;
-use crate::plan::Plan;
+use crate::plan::{Named, Plan};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, Weak};
 
@@ -99,7 +99,8 @@ impl Streaming {
         for &weight in &self.stream.segments[segment].weights {
             let parts = 0..self.stream.spots[weight].as_ref().map_or(0, Vec::len);
             let spots: Vec<_> = parts.filter_map(|part| self.spot(weight, part)).collect();
-            upload.fill(&self.weights, &plan.weights[weight], &spots)?;
+            let Named { name, ty } = &plan.weights[weight];
+            upload.fill(self.weights.checkpoint(), name, ty, &spots)?;
         }
         Ok(())
     }

@@ -4,6 +4,5 @@ pub mod budget;
 pub mod estimate;
 pub mod offload;
 pub mod peak;
-mod residency;
-
-pub use residency::{Residency, Resident};
+pub mod residency;
+pub mod tier;

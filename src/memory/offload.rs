@@ -9,14 +9,14 @@ use std::ops::Range;
 /// Where weights begin in a buffer that several lie in: WebGPU's default `minStorageBufferOffsetAlignment`.
 const ALIGNMENT: u64 = 256;
 
-/// Bytes that wait in staging memory at most while weights are loaded.
-pub const STAGING: u64 = 16 << 20;
-
-/// Staging memory is at most so large a part of a block where memory is short.
+/// The most and the least staging memory where memory counts, and the part of the weights in between.
+const STAGING: (u64, u64) = (16 << 20, 64 << 10);
 const STAGING_PART: u64 = 32;
 
-/// The least staging memory.
-const STAGING_LEAST: u64 = 64 << 10;
+/// Bytes of weights that are on their way at most, while `weights` bytes of them are brought to a GPU.
+pub fn staging(weights: u64) -> u64 {
+    (weights / STAGING_PART).clamp(STAGING.1, STAGING.0)
+}
 
 /// How a session holds its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -201,8 +201,8 @@ impl Blocks {
     fn staging(&self, largest: u64, roomy: bool) -> u64 {
         match (self.staged, roomy) {
             (false, _) => 0,
-            (true, true) => largest.max(STAGING_LEAST),
-            (true, false) => (largest / STAGING_PART).clamp(STAGING_LEAST, STAGING),
+            (true, true) => largest.max(STAGING.1),
+            (true, false) => staging(largest),
         }
     }
 

@@ -2,7 +2,7 @@
 //! blocks of the allocator; where the device is the machine, its buffers and the copies that lie beside them for a moment. What is left is the driver's, and is measured:
 //! [`estimate`](super::estimate).
 
-use super::offload::STAGING;
+use super::offload;
 use crate::gpu::Caps;
 use crate::plan::{Named, Plan};
 use crate::tensor::TensorType;
@@ -71,14 +71,14 @@ pub fn reserved(plan: &Plan, caps: &Caps) -> u64 {
         memory.take(Kind::Readback, plan.readback_bytes());
     }
     memory.free(&mut staging);
-    let mut waiting = 0;
+    let (mut waiting, limit) = (0, offload::staging(plan.gpu_bytes().weights));
     for weight in &plan.weights {
         let parts: Vec<u64> = caps.parts(&weight.ty).iter().map(|p| p.ty.byte_len() as u64).collect();
         parts.iter().for_each(|&size| memory.keep(size));
         for mut size in parts {
             while size > 0 {
-                let piece = size.min(STAGING);
-                if waiting + piece > STAGING {
+                let piece = size.min(limit);
+                if waiting + piece > limit {
                     memory.free(&mut staging);
                     waiting = 0;
                 }

@@ -3,6 +3,7 @@
 use crate::Usage;
 use crate::calibrate::CalibrateArgs;
 use crate::lora::LoraArgs;
+use crate::memory::{MaxMemoryArgs, MemoryArgs};
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
@@ -34,7 +35,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Make pictures from a prompt
-    Generate(GenerateArgs),
+    Generate(Box<GenerateArgs>),
     /// Turn a latent into a picture
     Decode(DecodeArgs),
     /// Turn a picture into a latent
@@ -96,6 +97,8 @@ pub(crate) struct AutoencoderArgs {
     #[command(flatten)]
     vae_options: VaeArgs,
     #[command(flatten)]
+    memory: MaxMemoryArgs,
+    #[command(flatten)]
     device: DeviceArgs,
 }
 
@@ -110,6 +113,7 @@ impl AutoencoderArgs {
         };
         let options = Options {
             vae: self.vae_options.options(),
+            memory: self.memory.options(),
             ..self.device.options()
         };
         Ok(pollster::block_on(Autoencoder::new(checkpoint, &options))?)
@@ -180,9 +184,6 @@ pub(crate) struct VaeArgs {
     /// What neighbouring tiles share at least; never less than the model needs for tiles that come out as the whole would
     #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, requires = "tile", default_value_t = 0)]
     tile_overlap: u32,
-    /// Most memory of the device that decoding or encoding takes: 800MiB, 2GiB
-    #[arg(long, value_name = "SIZE", help_heading = AUTOENCODER, value_parser = memory)]
-    max_memory: Option<u64>,
     /// How its activations are stored: auto is as --dtype says; f16 is repeated in f32 where it overflows
     #[arg(long, value_name = "TYPE", help_heading = AUTOENCODER, value_enum, default_value_t = VaeStorage::Auto)]
     vae_dtype: VaeStorage,
@@ -197,7 +198,7 @@ impl VaeArgs {
                 size,
                 overlap: self.tile_overlap,
             }),
-            max_memory: self.max_memory,
+            max_memory: None,
             dtype: match self.vae_dtype {
                 VaeStorage::Auto => VaeDType::Auto,
                 VaeStorage::F32 => VaeDType::F32,
@@ -205,22 +206,6 @@ impl VaeArgs {
             },
         }
     }
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return Err("wanted a number with MiB or GiB".into()),
-    };
-    let bytes = number.parse().ok().and_then(|n: u64| n.checked_mul(1 << shift));
-    bytes
-        .filter(|&n| n > 0)
-        .ok_or_else(|| "wanted a number with MiB or GiB".into())
 }
 
 impl ModelArgs {
@@ -342,6 +327,10 @@ pub(crate) struct GenerateArgs {
     /// Where the picture goes (.png, .jpg, .webp); several are numbered [default: rotile-SEED.png]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// Keep the latent too, for `rotile decode`: in FILE, or beside the picture. Where a picture cannot be decoded its latent is
+    /// kept without being asked for
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub(crate) save_latent: Option<PathBuf>,
     /// Generator of the noise: that of PyTorch on the CPU, or on CUDA
     #[arg(long, value_name = "RNG", value_enum, default_value_t = Generator::Torch)]
     pub(crate) rng: Generator,
@@ -354,6 +343,8 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
     #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+    #[command(flatten)]
     pub(crate) model: ModelArgs,
 }
 
@@ -363,6 +354,7 @@ impl GenerateArgs {
         let source = self.lora.on(self.model.source(None)?)?;
         let options = Options {
             vae: self.vae.options(),
+            memory: self.memory.options(),
             weight_type: self.weight_type,
             ..self.model.device.options()
         };
@@ -436,6 +428,8 @@ pub(crate) struct InspectArgs {
     pub(crate) height: Option<u32>,
     #[command(flatten)]
     pub(crate) vae: VaeArgs,
+    #[command(flatten)]
+    pub(crate) memory: MaxMemoryArgs,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
 }

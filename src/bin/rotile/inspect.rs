@@ -29,16 +29,18 @@ pub(crate) fn run(args: &InspectArgs, as_json: bool) -> Result<()> {
     let (width, height) = (args.width.unwrap_or(width), args.height.unwrap_or(height));
     let options = args.model.device.options();
     let list = pollster::block_on(adapters());
+    let gpu = devices::chosen(&list, &options.device)?;
+    let gpu = gpu.map(|(index, _)| list[index].caps.limited(&options.limits));
     let target = Target {
         width,
         height,
         dtype: options.dtype.unwrap_or(DType::F32),
-        gpu: devices::chosen(&list, &options.device)?.map(|(index, _)| list[index].caps.limited(&options.limits)),
         policy: Policy {
             forced: options.kernels,
             convrot: options.convrot,
         },
-        vae: args.vae.options(),
+        vae: args.vae.options().at_most(args.memory.max_memory, gpu.as_ref())?,
+        gpu,
     };
     if target.gpu.is_none() && target.dtype != DType::F32 {
         return Err(Usage(format!("the CPU stores activations as f32, not {}", target.dtype)).into());

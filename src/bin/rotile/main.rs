@@ -14,6 +14,7 @@ mod inspect;
 mod kernels;
 mod latent;
 mod lora;
+mod memory;
 mod output;
 mod progress;
 mod roundtrip;
@@ -66,7 +67,11 @@ fn code(error: &anyhow::Error) -> u8 {
     if error.downcast_ref::<Usage>().is_some() {
         return 2;
     }
-    match error.downcast_ref::<Error>() {
+    let mut error = error.downcast_ref::<Error>();
+    while let Some(Error::Undecoded { source, .. }) = error {
+        error = Some(source);
+    }
+    match error {
         Some(Error::Cancelled) => 130,
         Some(Error::Request(_)) => 2,
         Some(Error::Plan(PlanError::UnknownWay { .. } | PlanError::NoF16(_) | PlanError::Unpriced { .. })) => 2,

@@ -77,6 +77,8 @@ pub struct Schedule {
 pub struct Footprint {
     /// On the device: the weights, which stay, and the largest session.
     pub device: u64,
+    /// On the device too, while weights and tiles are sent there.
+    pub staging: u64,
     /// In host memory: the activations of the whole picture before and after a stage.
     pub host: u64,
 }
@@ -217,12 +219,14 @@ impl Schedule {
         weights.dedup_by(|a, b| a.name == b.name);
         let bytes = |ty: &TensorType| if gpu { ty.byte_len() } else { ty.count() * 4 } as u64;
         let session = |plan: &Plan| planner.bytes(plan).session();
+        let staging = |plan: &Plan| planner.staging(planner.bytes(plan));
         let host = |stage: &Stage| {
             let count = |ty: &TensorType, scale| ty.shape[1] * self.size[0] * self.size[1] * scale * scale;
             4 * (count(&stage.input, stage.scale[0]) + count(&stage.output, stage.scale[1])) as u64
         };
         Footprint {
             device: weights.iter().map(|w| bytes(&w.ty)).sum::<u64>() + plans.iter().map(session).max().unwrap_or(0),
+            staging: plans.iter().map(staging).max().unwrap_or(0),
             host: self.stages.iter().map(host).max().unwrap_or(0),
         }
     }

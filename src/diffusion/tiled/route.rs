@@ -107,7 +107,7 @@ pub fn route(
                 Err(error) => return Err(error),
             };
             let footprint = schedule.footprint(&plans, planner);
-            let on_device = footprint.device + if on_cpu { footprint.host } else { 0 };
+            let on_device = footprint.device + footprint.staging + if on_cpu { footprint.host } else { 0 };
             match (limit, host) {
                 (Some(limit), _) if on_device > limit => {
                     // The message names the least that would do.
@@ -161,7 +161,8 @@ fn whole(half: Half<'_>, size: [usize; 2], dtype: DType, planner: Planner<'_>, l
         x = half.vae.part(&mut g, half.weights, half.side, part, x)?;
     }
     g.output("y", x);
-    let wanted = planner.bytes(&planner.plan(&g)?).total();
+    let bytes = planner.bytes(&planner.plan(&g)?);
+    let wanted = bytes.total() + planner.staging(bytes);
     match limit {
         Some(limit) if wanted > limit => Err(PlanError::MaxMemory { wanted, limit }.into()),
         _ => Ok(()),

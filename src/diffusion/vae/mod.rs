@@ -11,7 +11,7 @@ use super::tiled::{Half, Ran, Room, Route, Schedule, route};
 use crate::backend::{Device, Kept, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::engine::{Cancel, Event};
-use crate::error::{Error, GpuError, Result};
+use crate::error::{Error, GpuError, PlanError, Result};
 use crate::models::{Side, Vae};
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor};
@@ -56,7 +56,7 @@ impl VaeRunner {
         Self {
             vae,
             weights: weights.with_convrot(path),
-            device,
+            device: device.scoped(),
             dtype,
             policy,
             options: VaeOptions::default(),
@@ -155,8 +155,54 @@ impl VaeRunner {
 
     /// Frees every session and the weights that only they held.
     pub fn release(&mut self) {
-        self.sessions.clear();
-        self.tiled.clear();
+        self.keep_only(|_| false);
+    }
+
+    /// Frees what belongs to other tasks.
+    pub(super) fn keep_only(&mut self, keep: impl Fn(VaeTask) -> bool) {
+        self.sessions.retain(|(task, ..)| keep(*task));
+        self.tiled.retain(|tiled| keep(tiled.task));
+    }
+
+    /// Sets the most bytes that may be taken on the device, weights included.
+    pub(super) fn set_max_memory(&mut self, bytes: Option<u64>) {
+        self.options.max_memory = bytes;
+    }
+
+    /// Whether a task has its session, or its tiles.
+    pub(super) fn is_ready(&self, task: VaeTask) -> bool {
+        let whole = self
+            .sessions
+            .iter()
+            .any(|(t, dtype, _)| (*t, *dtype) == (task, self.dtype()));
+        whole || self.find(task, self.dtype()).is_some()
+    }
+
+    /// Bytes that a task takes on the device, weights included, where it may take `cap`; more than that if not even the smallest tiles fit.
+    ///
+    /// # Errors
+    /// If the task does not fit the model or the device.
+    pub(super) fn need(&self, task: VaeTask, cap: Option<u64>) -> Result<u64> {
+        let planner = Planner::of(&self.device, &self.policy);
+        let room = Room {
+            device: cap,
+            host: None,
+        };
+        match self.route_as(task, self.dtype(), room) {
+            Ok(Route::Whole) => {
+                let bytes = planner.bytes(&self.plan(task)?);
+                Ok(bytes.total() + planner.staging(bytes))
+            }
+            Ok(Route::Tiled(schedule, _)) => {
+                let half = self.half(task.side());
+                let plans = schedule.plans(half, planner)?;
+                let footprint = schedule.footprint(&plans, planner);
+                let host = if planner.caps.is_none() { footprint.host } else { 0 };
+                Ok(footprint.device + footprint.staging + host)
+            }
+            Err(Error::Plan(PlanError::MaxMemory { wanted, .. })) => Ok(wanted),
+            Err(error) => Err(error),
+        }
     }
 
     /// What ran in tiles: bytes and ways.

@@ -3,6 +3,7 @@ use crate::diffusion::tiled::TileOptions;
 use crate::error::Result;
 use crate::gpu::Caps;
 use crate::graph::Graph;
+use crate::memory::budget::MaxMemory;
 use crate::models::{Side, Vae};
 use crate::tensor::{DType, TensorType};
 use std::fmt;
@@ -16,6 +17,20 @@ pub struct VaeOptions {
     pub dtype: VaeDType,
     /// Most bytes that may be taken on the device, weights included.
     pub max_memory: Option<u64>,
+}
+
+impl VaeOptions {
+    /// The same with at most what `max` leaves on a GPU with `caps`, or on the CPU.
+    ///
+    /// # Errors
+    /// As [`MaxMemory::bytes`].
+    pub fn at_most(mut self, max: Option<MaxMemory>, caps: Option<&Caps>) -> Result<Self> {
+        if let Some(max) = max {
+            let bytes = max.bytes(caps)?;
+            self.max_memory = Some(self.max_memory.map_or(bytes, |own| own.min(bytes)));
+        }
+        Ok(self)
+    }
 }
 
 /// Storage of an autoencoder's activations.

@@ -1,7 +1,9 @@
 //! Who holds which weight where, and whether there is room.
 
 pub mod budget;
+pub mod estimate;
 pub mod offload;
+pub mod peak;
 pub mod residency;
 pub mod route;
 pub mod tier;

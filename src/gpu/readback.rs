@@ -29,7 +29,7 @@ impl Gpu {
     /// # Errors
     /// If the device is lost.
     pub async fn idle(&self) -> Result<(), GpuError> {
-        self.queue.submit([]);
+        self.submit(None);
         self.wait()?;
         self.check()
     }
@@ -41,7 +41,7 @@ impl Gpu {
             self.check()?;
             return Err(GpuError::DeviceLost(error.to_string()));
         }
-        Ok(())
+        self.alive()
     }
 }
 

@@ -16,6 +16,7 @@ pub use route::{Room, Route, TileOptions, route};
 use crate::backend::{Device, Kept, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::error::{CheckpointError, Error, Result};
+use crate::memory::budget;
 use crate::models::{Part, Side, Vae};
 use crate::plan::{Bytes, Choice, Named, Plan, Policy};
 use crate::tensor::{DType, Tensor, TensorType};
@@ -277,9 +278,9 @@ impl Schedule {
                 let mut session = device.prepare(&graph, half.weights, policy).await?;
                 held.push(session.keep_weights());
                 ran.add(&session);
-                let mut run = PassRun::new(stage, pass, &statistics, self.size);
+                let mut run = PassRun::new(stage, pass, &statistics, self.size, device.faults())?;
                 let [tile, whole] = stage.sizes(self.size, 0);
-                let mut x_tile = Tensor::of(stage.input.clone(), vec![0.0; stage.input.count()]);
+                let mut x_tile = Tensor::of(stage.input.clone(), budget::vec(stage.input.count(), device.faults())?);
                 for at in stage.grid.tiles() {
                     proceed()?;
                     crop(&x, whole, stage.corner(at, 0), tile, &mut x_tile.data);

@@ -235,7 +235,11 @@ impl Checkpoint {
 fn extend(values: &mut Vec<f32>, dtype: DType, bytes: &[u8]) -> bool {
     let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     match dtype {
-        DType::F32 => values.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+        DType::F32 => values.extend(
+            bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        ),
         DType::F16 => values.extend(bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32())),
         DType::BF16 => values.extend(bytes.chunks_exact(2).map(|b| bf16::from_bits(two(b)).to_f32())),
         _ => return false,

@@ -116,7 +116,12 @@ impl Gpu {
         }));
         let shared = trouble.clone();
         device.set_device_lost_callback(move |reason, message| {
-            lock(&shared).lost = Some(format!("{reason:?}: {message}"));
+            let message = if message.is_empty() {
+                "no reason given"
+            } else {
+                &message
+            };
+            lock(&shared).lost = Some(format!("{reason:?}, {message}"));
         });
         Ok(Self {
             device,

@@ -29,7 +29,7 @@ impl Gpu {
     /// # Errors
     /// If the device is lost.
     pub async fn idle(&self) -> Result<(), GpuError> {
-        self.submit(None);
+        self.queue.submit([]);
         self.wait()?;
         self.check()
     }

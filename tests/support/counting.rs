@@ -3,8 +3,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
 
-/// Smaller blocks are book-keeping: names, maps, queues of threads.
+/// Smaller blocks are book-keeping: names and maps.
 const SMALLEST: usize = 1024;
+
+/// Bytes of larger blocks that come and go with the queues of threads.
+pub(crate) const QUEUES: i64 = 8 << 10;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -24,7 +27,10 @@ fn count(layout: Layout, sign: i64) {
     }
 }
 
-#[expect(unsafe_code, reason = "an allocator is unsafe by its nature; this one hands everything to the system's")]
+#[expect(
+    unsafe_code,
+    reason = "an allocator is unsafe by its nature; this one hands everything to the system's"
+)]
 // SAFETY: every call goes to the system's allocator as it is.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

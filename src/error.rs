@@ -71,6 +71,12 @@ pub enum Error {
         /// Why not.
         source: Box<Error>,
     },
+    /// After a part ran on the CPU in place of the device, the device could not be brought back to where it was.
+    #[error(
+        "the autoencoder ran on the CPU, but the GPU could not be brought back to where it was: {0}. The result is dropped and the fallback \
+         has ended for this engine; make a new one, or use --no-vae-fallback"
+    )]
+    Unrestored(Box<Error>),
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

@@ -41,7 +41,11 @@ fn held(run: &mut Run) -> i64 {
 /// Prompts of five lengths, in two sizes.
 fn request(i: usize) -> Request {
     let prompt = "a red boat on the sea ".repeat(1 + i % (CYCLE / 2));
-    let (width, height) = if (i / (CYCLE / 2)).is_multiple_of(2) { (32, 32) } else { (48, 32) };
+    let (width, height) = if (i / (CYCLE / 2)).is_multiple_of(2) {
+        (32, 32)
+    } else {
+        (48, 32)
+    };
     Request::new(prompt).steps(1).guidance(0.0).size(width, height)
 }
 

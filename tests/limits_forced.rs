@@ -13,7 +13,7 @@ use rotile::backend::{Device, Session};
 use rotile::checkpoint::Weights;
 use rotile::cpu::Cpu;
 use rotile::diffusion::tiled::Ran;
-use rotile::diffusion::vae::{VaeRunner, VaeTask};
+use rotile::diffusion::vae::{VaeOptions, VaeRunner, VaeTask};
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Picture, Request, Stage};
 use rotile::error::{GpuError, PlanError};
 use rotile::gpu::{AdapterChoice, Caps, Gpu, Limits, adapters, choose};
@@ -35,13 +35,22 @@ fn limits([max_buffer, max_binding]: [u64; 2]) -> Limits {
     }
 }
 
+/// Without a CPU to fall back to, so that the GPU shows what it can do.
 fn engine(device: DeviceChoice, limits: Limits) -> Engine {
     let options = Options {
         device,
         limits,
+        vae: alone(),
         ..Options::default()
     };
     pollster::block_on(Engine::embedded(&options)).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn alone() -> VaeOptions {
+    VaeOptions {
+        fallback: false,
+        ..VaeOptions::default()
+    }
 }
 
 fn generate(engine: &mut Engine, request: &Request, on: impl FnMut(Event)) -> rotile::Result<Picture> {
@@ -157,7 +166,7 @@ fn webgpu(forced: [u64; 2]) -> Device {
 
 fn runner(weights: &Weights, device: Device) -> VaeRunner {
     let vae = Vae::read(weights.checkpoint()).unwrap_or_else(|e| panic!("{e}"));
-    VaeRunner::new((vae, weights.clone()), device, DType::F32, Policy::default())
+    VaeRunner::new((vae, weights.clone()), device, DType::F32, Policy::default()).with_options(alone())
 }
 
 /// Bytes as planned and as allocated of what has just run.

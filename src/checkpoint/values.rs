@@ -3,8 +3,7 @@
 use super::{Checkpoint, CheckpointError, Part, TensorInfo};
 use crate::error::Error;
 use crate::quant;
-use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
-use half::{bf16, f16};
+use crate::tensor::{DType, Shape, Tensor, TensorType, append_floats, decode};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -222,29 +221,13 @@ impl Checkpoint {
         let mut values = room(dtype.bytes(ty.count()).div_ceil(4))?;
         if dtype == DType::F32 && self.patched(name, &rows, dtype)?.is_none() {
             let (found, bytes) = self.raw_rows(name, &rows, dtype)?;
-            if extend(&mut values, found.dtype, &bytes) {
+            if append_floats(&mut values, found.dtype, &bytes) {
                 return Ok(Tensor::of(ty, values));
             }
         }
         drop(values);
         Ok(self.load(name, dtype)?)
     }
-}
-
-/// Appends little-endian floats; not those of other types.
-fn extend(values: &mut Vec<f32>, dtype: DType, bytes: &[u8]) -> bool {
-    let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
-    match dtype {
-        DType::F32 => values.extend(
-            bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-        ),
-        DType::F16 => values.extend(bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32())),
-        DType::BF16 => values.extend(bytes.chunks_exact(2).map(|b| bf16::from_bits(two(b)).to_f32())),
-        _ => return false,
-    }
-    true
 }
 
 /// Blocks as little-endian `f32`.
@@ -255,16 +238,20 @@ fn as_f32(dtype: DType, blocks: &[u8]) -> Vec<u8> {
 
 /// Index of the first element whose exponent is all ones.
 pub(crate) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<usize> {
-    let half = |mask: u16| {
-        let bits = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
-        bytes.chunks_exact(2).position(|b| bits(b) & mask == mask)
-    };
+    // A whole chunk is looked through before the place is looked for: so it can be done many at once.
+    fn find<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+        const CHUNK: usize = 4096;
+        let bad = |b: &[u8]| b.try_into().is_ok_and(&bad);
+        let any = |chunk: &[u8]| chunk.chunks_exact(N).fold(false, |any, b| any | bad(b));
+        let chunk = bytes.chunks(CHUNK).position(any)?;
+        let at = bytes[chunk * CHUNK..].chunks_exact(N).position(bad)?;
+        Some(chunk * CHUNK / N + at)
+    }
+    let half = |mask: u16| find(bytes, move |b| u16::from_le_bytes(b) & mask == mask);
     match dtype {
         DType::F16 => half(0x7c00),
         DType::BF16 => half(0x7f80),
-        DType::F32 => bytes
-            .chunks_exact(4)
-            .position(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) & 0x7f80_0000 == 0x7f80_0000),
+        DType::F32 => find(bytes, |b| u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000),
         DType::U32 | DType::I8 => None,
         blocks => quant::first_non_finite(blocks, bytes),
     }

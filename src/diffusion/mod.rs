@@ -4,6 +4,7 @@ pub mod guidance;
 pub mod noise;
 pub mod pipeline;
 pub mod placement;
+mod reroute;
 pub mod scheduler;
 pub mod tiled;
 pub mod vae;

@@ -265,25 +265,45 @@ impl Pipeline {
         let often = |task: Task| is_streamed(tier, task) && (!steps || matches!(task, Task::Denoise { .. }));
         let count = group.iter().filter(|task| often(**task)).count().max(1) as u64;
         let spare = budget.map(|budget| budget.saturating_sub(self.peak(items, &least)));
-        // Sessions of the same blocks share what they have: each may get all of it, or its share.
+        // Sessions of the same blocks share what they have: each may get all of it, or its share. What else takes turns with them may then be the
+        // larger, and comes off.
         for part in [1, count] {
-            let hold = |&(task, hold): &(Task, Hold)| {
-                let item = items.iter().find(|item| item.task == task).filter(|_| often(task));
-                let Some(item) = item else { return (task, hold) };
-                let roomy = item.blocks.within(None).map_or(0, |stream| stream.total());
-                let own = spare.map(|spare| item.blocks.least().total() + spare / part);
-                let budget = match (own, self.memory.mode) {
-                    (Some(own), Mode::Balanced) => Some(own.min(roomy)),
-                    (own, _) => own,
-                };
-                (task, Hold::Streamed { budget })
-            };
-            let holds: Vec<_> = least.iter().map(hold).collect();
-            if budget.is_none_or(|budget| self.peak(items, &holds) <= budget) {
-                return holds;
+            let mut over = 0;
+            for _ in 0..4 {
+                let holds: Vec<_> = least
+                    .iter()
+                    .map(|hold| self.widen(items, *hold, often, spare, part, over))
+                    .collect();
+                let peak = self.peak(items, &holds);
+                match budget {
+                    Some(budget) if peak > budget => over += peak - budget,
+                    _ => return holds,
+                }
             }
         }
         least
+    }
+
+    /// Gives a stream its part of what is spare, less `over`.
+    fn widen(
+        &self,
+        items: &[Item],
+        (task, hold): (Task, Hold),
+        often: impl Fn(Task) -> bool,
+        spare: Option<u64>,
+        part: u64,
+        over: u64,
+    ) -> (Task, Hold) {
+        let Some(item) = items.iter().find(|item| item.task == task).filter(|_| often(task)) else {
+            return (task, hold);
+        };
+        let roomy = item.blocks.within(None).map_or(0, |stream| stream.total());
+        let own = spare.map(|spare| item.blocks.least().total() + (spare / part).saturating_sub(over));
+        let budget = match (own, self.memory.mode) {
+            (Some(own), Mode::Balanced) => Some(own.min(roomy)),
+            (own, _) => own,
+        };
+        (task, Hold::Streamed { budget })
     }
 
     /// The most bytes that these sessions take together, without the autoencoder.
@@ -357,12 +377,13 @@ impl Pipeline {
     }
 
     async fn prepare_all(&mut self, tasks: &[Task], on: &mut dyn FnMut(Event), cancel: &Cancel) -> Result<()> {
+        let others = self.engaged.as_ref().is_some_and(|engaged| !engaged.tier.takes_turns());
         for task in tasks {
             if cancel.is_cancelled() {
                 return Err(Error::Cancelled);
             }
             match task.of_vae() {
-                Some(task) => self.vae.ready(task, on).await?,
+                Some(task) => self.vae.ready_beside(task, others, on).await?,
                 None => drop(self.prepare(*task).await?),
             }
         }

@@ -53,6 +53,9 @@ impl Engine {
         {
             list.push(("vae_dtype", storage.to_string()));
         }
+        if let Some(place) = self.pipeline.vae().last().and_then(|storage| storage.place()) {
+            list.push(("vae_device", place));
+        }
         if let Some(engaged) = self.engaged().filter(|engaged| engaged.tier != Tier::Resident) {
             list.push(("memory", engaged.tier.name().to_owned()));
         }

@@ -5,4 +5,5 @@ pub mod budget;
 pub mod faults;
 pub mod offload;
 pub mod residency;
+pub mod route;
 pub mod tier;

@@ -4,13 +4,12 @@ use crate::Usage;
 use crate::calibrate::CalibrateArgs;
 use crate::lora::LoraArgs;
 use crate::memory::{MaxMemoryArgs, MemoryArgs};
+use crate::vae::VaeArgs;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rotile::checkpoint::Checkpoint;
 use rotile::convert::WeightType;
 use rotile::diffusion::Rng;
-use rotile::diffusion::tiled::TileOptions;
-use rotile::diffusion::vae::{VaeDType, VaeOptions};
 use rotile::engine::{Autoencoder, DeviceChoice, Engine, Files, Options, Source};
 use rotile::gpu::Limits;
 use rotile::plan::ConvrotMode;
@@ -175,39 +174,6 @@ impl DeviceArgs {
     }
 }
 
-/// How the autoencoder runs.
-#[derive(Debug, Args)]
-pub(crate) struct VaeArgs {
-    /// Decode and encode in tiles of this side [default: the largest that fit, where the whole does not]
-    #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, value_parser = clap::value_parser!(u32).range(1..))]
-    tile: Option<u32>,
-    /// What neighbouring tiles share at least; never less than the model needs for tiles that come out as the whole would
-    #[arg(long, value_name = "PIXELS", help_heading = AUTOENCODER, requires = "tile", default_value_t = 0)]
-    tile_overlap: u32,
-    /// How its activations are stored: auto is as --dtype says; f16 is repeated in f32 where it overflows
-    #[arg(long, value_name = "TYPE", help_heading = AUTOENCODER, value_enum, default_value_t = VaeStorage::Auto)]
-    vae_dtype: VaeStorage,
-}
-
-const AUTOENCODER: &str = "Autoencoder";
-
-impl VaeArgs {
-    pub(crate) fn options(&self) -> VaeOptions {
-        VaeOptions {
-            tile: self.tile.map(|size| TileOptions {
-                size,
-                overlap: self.tile_overlap,
-            }),
-            max_memory: None,
-            dtype: match self.vae_dtype {
-                VaeStorage::Auto => VaeDType::Auto,
-                VaeStorage::F32 => VaeDType::F32,
-                VaeStorage::F16 => VaeDType::F16,
-            },
-        }
-    }
-}
-
 impl ModelArgs {
     /// Opens the files; nothing is put on a device yet.
     pub(crate) fn source(&self, folder: Option<&PathBuf>) -> Result<Source> {
@@ -246,13 +212,6 @@ fn embedded() -> Result<Source> {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Storage {
-    F32,
-    F16,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum VaeStorage {
-    Auto,
     F32,
     F16,
 }

@@ -17,6 +17,7 @@ mod memory;
 mod output;
 mod progress;
 mod roundtrip;
+mod vae;
 
 use anyhow::Result;
 use args::{Cli, Command};

@@ -9,21 +9,20 @@
 
 mod moments;
 mod route;
+mod run;
 mod stage;
 
 pub use route::{Room, Route, TileOptions, route};
+pub(super) use run::Holding;
 
-use crate::backend::{Device, Kept, Planner, Session};
+use crate::backend::{Device, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::error::{CheckpointError, Error, Result};
-use crate::memory::budget;
 use crate::models::{Part, Side, Vae};
 use crate::plan::{Bytes, Choice, Named, Plan, Policy};
-use crate::tensor::{DType, Tensor, TensorType};
-use crate::tiling::{Grid, crop};
-use moments::Moments;
-use stage::{Pass, PassRun, Stage};
-use std::borrow::Cow;
+use crate::tensor::{DType, TensorType};
+use crate::tiling::Grid;
+use stage::{Pass, Stage};
 use std::collections::BTreeSet;
 
 /// One half of an autoencoder with its weights.
@@ -71,14 +70,19 @@ pub struct Schedule {
     dtype: DType,
     size: [usize; 2],
     stages: Vec<Stage>,
+    turns: bool,
+    partly: bool,
 }
 
 /// Bytes that a schedule takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// On the device: the weights, which stay, and the largest session.
+    /// On the device: the weights, which stay, and the largest session; where weights [take turns](Schedule::takes_turns), the most of
+    /// any pass.
     pub device: u64,
-    /// On the device too, while weights and tiles are sent there.
+    /// What `device` would be if weights took turns.
+    pub least: u64,
+    /// Bytes on their way to the device at most, beside those.
     pub staging: u64,
     /// In host memory: the activations of the whole picture before and after a stage.
     pub host: u64,
@@ -87,13 +91,24 @@ pub struct Footprint {
 /// What a run has shown.
 #[derive(Clone, Debug, Default)]
 pub struct Ran {
-    /// Bytes of the largest session, as planned and as allocated.
+    /// Bytes of the largest session on the device, as planned and as allocated.
     pub bytes: (Bytes, Bytes),
-    /// Which way each operator ran.
+    /// Which way each operator ran there.
     pub choices: BTreeSet<Choice>,
+    /// Passes that ran.
+    pub graphs: usize,
+    /// Those of them that ran on the CPU in place of the device.
+    pub on_cpu: usize,
 }
 
 impl Ran {
+    fn join(&mut self, other: Self) {
+        if other.bytes.0.session() >= self.bytes.0.session() {
+            self.bytes = other.bytes;
+        }
+        self.choices.extend(other.choices);
+    }
+
     fn add(&mut self, session: &Session) {
         if session.planned().session() >= self.bytes.0.session() {
             self.bytes = (session.planned(), session.allocated());
@@ -171,7 +186,23 @@ impl Schedule {
             }
             stages.push(stage);
         }
-        Ok(Self { dtype, size, stages })
+        Ok(Self {
+            dtype,
+            size,
+            stages,
+            turns: false,
+            partly: false,
+        })
+    }
+
+    /// Whether the weights of a pass leave the device before those of the next come; otherwise they stay.
+    pub fn takes_turns(&self) -> bool {
+        self.turns
+    }
+
+    /// Whether some passes are beyond the device, so that the CPU must run them.
+    pub fn is_partly(&self) -> bool {
+        self.partly
     }
 
     /// Runs of a session, over all stages and passes: the work in steps that can be reported.
@@ -196,15 +227,22 @@ impl Schedule {
     /// # Errors
     /// If one does not fit the device.
     pub fn plans(&self, half: Half<'_>, planner: Planner<'_>) -> Result<Vec<Plan>> {
+        self.each_plan(half, planner).map(|(_, plan)| plan).collect()
+    }
+
+    /// Whether a pass has more tiles than one, and its plan.
+    fn each_plan(&self, half: Half<'_>, planner: Planner<'_>) -> impl Iterator<Item = (bool, Result<Plan>)> {
         let passes = self
             .stages
             .iter()
             .flat_map(|s| s.passes.iter().map(move |pass| (s, pass)));
-        let plan = |(stage, pass): (&Stage, &Pass)| {
-            let (graph, _) = stage.graph(half, self.dtype, pass)?;
-            planner.plan(&graph)
-        };
-        passes.map(plan).collect()
+        passes.map(move |(stage, pass)| {
+            let graph = stage.graph(half, self.dtype, pass);
+            (
+                stage.grid.count() > 1,
+                graph.and_then(|(graph, _)| planner.plan(&graph)),
+            )
+        })
     }
 
     /// What it takes, given its plans.
@@ -215,19 +253,35 @@ impl Schedule {
         weights.dedup_by(|a, b| a.name == b.name);
         let bytes = |ty: &TensorType| if gpu { ty.byte_len() } else { ty.count() * 4 } as u64;
         let session = |plan: &Plan| planner.bytes(plan).session();
-        let staging = |plan: &Plan| planner.staging(planner.bytes(plan));
         let host = |stage: &Stage| {
             let count = |ty: &TensorType, scale| ty.shape[1] * self.size[0] * self.size[1] * scale * scale;
             4 * (count(&stage.input, stage.scale[0]) + count(&stage.output, stage.scale[1])) as u64
         };
+        let all = weights.iter().map(|w| bytes(&w.ty)).sum::<u64>() + plans.iter().map(session).max().unwrap_or(0);
+        let least = plans.iter().map(|plan| planner.bytes(plan).total()).max().unwrap_or(0);
+        let staging = plans.iter().map(|plan| planner.staging(planner.bytes(plan)));
         Footprint {
-            device: weights.iter().map(|w| bytes(&w.ty)).sum::<u64>() + plans.iter().map(session).max().unwrap_or(0),
-            staging: plans.iter().map(staging).max().unwrap_or(0),
+            device: if self.turns { least } else { all },
+            least,
+            staging: staging.max().unwrap_or(0),
             host: self.stages.iter().map(host).max().unwrap_or(0),
         }
     }
 
-    /// Prepares the largest session, so that there is room for all of them.
+    /// The most bytes that a pass takes on the device, weights and what is on its way included, of those that `cap` leaves room for.
+    pub(super) fn within(&self, half: Half<'_>, planner: Planner<'_>, cap: Option<u64>) -> u64 {
+        let plans = self.each_plan(half, planner).filter_map(|(_, plan)| plan.ok());
+        let bytes = plans.map(|plan| {
+            let bytes = planner.bytes(&plan);
+            bytes.total() + planner.staging(bytes)
+        });
+        bytes
+            .filter(|bytes| cap.is_none_or(|cap| *bytes <= cap))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// Prepares the largest session, so that there is room for all of them. Where weights take turns, it is the largest with its weights.
     ///
     /// # Errors
     /// If there is none.
@@ -237,7 +291,8 @@ impl Schedule {
             for pass in &stage.passes {
                 let (graph, _) = stage.graph(half, self.dtype, pass)?;
                 let planner = Planner::of(device, policy);
-                let bytes = planner.bytes(&planner.plan(&graph)?).session();
+                let bytes = planner.bytes(&planner.plan(&graph)?);
+                let bytes = if self.turns { bytes.total() } else { bytes.session() };
                 if bytes >= largest.0 {
                     largest = (bytes, Some(graph));
                 }
@@ -245,71 +300,5 @@ impl Schedule {
         }
         let graph = largest.1.expect("an autoencoder has parts");
         device.prepare(&graph, half.weights, policy).await
-    }
-
-    /// Runs it: `[1, c, h, w]` in and out. `on` hears how many of [`Schedule::runs`] are done, `proceed` may stop it between
-    /// two of them. `kept` keeps weights on the device for the next time.
-    ///
-    /// # Errors
-    /// If the input has another size, the device fails, or `proceed` says so.
-    pub async fn run(
-        &self,
-        half: Half<'_>,
-        (device, policy): (&Device, &Policy),
-        kept: &mut Vec<Kept>,
-        input: &Tensor,
-        mut on: impl FnMut(usize),
-        proceed: impl Fn() -> Result<()>,
-    ) -> Result<(Tensor, Ran)> {
-        let [channels, scale] = [half.vae.channels(half.side), self.stages[0].scale[0]];
-        let wanted = TensorType::new(DType::F32, [1, channels, self.size[0] * scale, self.size[1] * scale]);
-        if input.ty != wanted {
-            return Err(Error::Request(format!("the input is {}, not {wanted}", input.ty)));
-        }
-        let (mut done, mut ran) = (0, Ran::default());
-        let mut held = Vec::new();
-        let mut x = Cow::Borrowed(&input.data);
-        let mut statistics: Vec<Vec<Moments>> = Vec::new();
-        for stage in &self.stages {
-            let mut result = Vec::new();
-            for pass in &stage.passes {
-                proceed()?;
-                let (graph, _) = stage.graph(half, self.dtype, pass)?;
-                let mut session = device.prepare(&graph, half.weights, policy).await?;
-                held.push(session.keep_weights());
-                ran.add(&session);
-                let mut run = PassRun::new(stage, pass, &statistics, self.size, device.faults())?;
-                let [tile, whole] = stage.sizes(self.size, 0);
-                let mut x_tile = Tensor::of(stage.input.clone(), budget::vec(stage.input.count(), device.faults())?);
-                for at in stage.grid.tiles() {
-                    proceed()?;
-                    crop(&x, whole, stage.corner(at, 0), tile, &mut x_tile.data);
-                    let core = Tensor::ids([4], &stage.grid.core(at).map(|n| n as u32));
-                    let mut inputs = vec![("x", &x_tile)];
-                    inputs.extend(pass.collected.map(|_| ("core", &core)));
-                    // Inputs that are not given again keep their values.
-                    if at == [0, 0] {
-                        inputs.extend(run.given.iter().map(|(name, tensor)| (name.as_str(), tensor)));
-                    }
-                    let outputs = session.run(&inputs).await?;
-                    run.take(at, &session.plan().outputs, outputs);
-                    done += 1;
-                    on(done);
-                }
-                if pass.result {
-                    statistics.clear();
-                    result = run.result;
-                }
-                if pass.collected.is_some() {
-                    statistics.push(run.found);
-                }
-            }
-            x = Cow::Owned(result);
-        }
-        *kept = held;
-        let last = self.stages.last().expect("an autoencoder has parts");
-        let [_, [h, w]] = last.sizes(self.size, 1);
-        let result = Tensor::new([1, last.output.shape[1], h, w], x.into_owned());
-        Ok((result, ran))
     }
 }

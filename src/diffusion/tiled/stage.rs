@@ -99,6 +99,16 @@ pub(super) fn starts_with_norm(half: Half<'_>, part: usize, input: &TensorType, 
 }
 
 impl Stage {
+    /// Type of a tile that goes in, where activations are stored as `dtype`. The first stage takes what the caller has.
+    pub(super) fn input_as(&self, dtype: DType) -> TensorType {
+        let dtype = if self.input.dtype == DType::F32 {
+            DType::F32
+        } else {
+            dtype
+        };
+        TensorType::new(dtype, self.input.shape.clone())
+    }
+
     /// The graph of a pass over a tile, and its result.
     pub(super) fn graph(&self, half: Half<'_>, dtype: DType, pass: &Pass) -> Result<(Graph, Value)> {
         let mut g = Graph::new(dtype).for_tiles(TileNorms {
@@ -106,7 +116,7 @@ impl Stage {
             collected: pass.collected.map_or(0..0, |i| i..i + 1),
             units: self.grid.tile(),
         });
-        let mut x = g.input("x", self.input.clone());
+        let mut x = g.input("x", self.input_as(dtype));
         for part in self.parts.clone() {
             x = half.vae.part(&mut g, half.weights, half.side, part, x)?;
             // Nothing after the norm that is looked for matters.

@@ -3,16 +3,20 @@
 //! # Memory
 #![doc = include_str!("memory.md")]
 
+mod ready;
+mod run;
 mod task;
 
 pub use task::{Storage, VaeDType, VaeOptions, VaeTask};
 
-use super::tiled::{Half, Ran, Room, Route, Schedule, route};
-use crate::backend::{Device, Kept, Planner, Session};
+pub use super::reroute::Fault;
+use super::reroute::{Fallback, Refusal};
+use super::tiled::{Holding, Ran, Schedule};
+use crate::backend::{Device, Kept, Session};
 use crate::checkpoint::Weights;
 use crate::engine::{Cancel, Event};
-use crate::error::{Error, GpuError, PlanError, Result};
-use crate::models::{Side, Vae};
+use crate::error::{Error, Result};
+use crate::models::Vae;
 use crate::plan::{Plan, Policy};
 use crate::tensor::{DType, Tensor};
 use std::collections::BTreeSet;
@@ -31,6 +35,9 @@ pub struct VaeRunner {
     options: VaeOptions,
     sessions: Vec<(VaeTask, DType, Session)>,
     tiled: Vec<Tiled>,
+    // Tasks that the CPU runs the next time, and why.
+    away: Vec<(VaeTask, DType, Refusal)>,
+    fallback: Fallback,
     noted: BTreeSet<&'static str>,
     // The last note on tiles, which is not repeated for the same tiles.
     said: Option<(VaeTask, String)>,
@@ -45,7 +52,7 @@ struct Tiled {
     schedule: Schedule,
     // Its largest session takes the room that all of them need, one after the other.
     reserved: Option<Session>,
-    kept: Vec<Kept>,
+    held: Holding,
     ran: Option<Ran>,
 }
 
@@ -62,6 +69,8 @@ impl VaeRunner {
             options: VaeOptions::default(),
             sessions: Vec::new(),
             tiled: Vec::new(),
+            away: Vec::new(),
+            fallback: Fallback::new(&VaeOptions::default()),
             noted: BTreeSet::new(),
             said: None,
             last: None,
@@ -70,8 +79,25 @@ impl VaeRunner {
 
     /// Sets how it runs.
     pub fn with_options(mut self, options: VaeOptions) -> Self {
+        self.fallback = Fallback::new(&options);
         self.options = options;
         self
+    }
+
+    /// Graphs that have run on the CPU in place of the device.
+    pub fn reroutes(&self) -> usize {
+        self.fallback.moved
+    }
+
+    /// Why no more graphs move to the CPU, if something could not be put back after one.
+    pub fn fallback_ended(&self) -> Option<&str> {
+        self.fallback.ended()
+    }
+
+    /// Makes something fail: for tests.
+    #[doc(hidden)]
+    pub fn inject(&mut self, fault: Fault) {
+        self.fallback.inject(fault);
     }
 
     /// The model and its sizes.
@@ -148,7 +174,7 @@ impl VaeRunner {
             *t != task
         });
         for tiled in self.tiled.extract_if(.., |tiled| tiled.task == task) {
-            kept.extend(tiled.kept);
+            kept.extend(tiled.held.into_kept());
         }
         kept
     }
@@ -162,11 +188,13 @@ impl VaeRunner {
     pub(super) fn keep_only(&mut self, keep: impl Fn(VaeTask) -> bool) {
         self.sessions.retain(|(task, ..)| keep(*task));
         self.tiled.retain(|tiled| keep(tiled.task));
+        self.away.retain(|(task, ..)| keep(*task));
     }
 
     /// Sets the most bytes that may be taken on the device, weights included.
     pub(super) fn set_max_memory(&mut self, bytes: Option<u64>) {
         self.options.max_memory = bytes;
+        self.fallback.cap = bytes;
     }
 
     /// Whether a task has its session, or its tiles.
@@ -175,155 +203,16 @@ impl VaeRunner {
             .sessions
             .iter()
             .any(|(t, dtype, _)| (*t, *dtype) == (task, self.dtype()));
-        whole || self.find(task, self.dtype()).is_some()
-    }
-
-    /// Bytes that a task takes on the device, weights included, where it may take `cap`; more than that if not even the smallest tiles fit.
-    ///
-    /// # Errors
-    /// If the task does not fit the model or the device.
-    pub(super) fn need(&self, task: VaeTask, cap: Option<u64>) -> Result<u64> {
-        let planner = Planner::of(&self.device, &self.policy);
-        let room = Room {
-            device: cap,
-            host: None,
-        };
-        match self.route_as(task, self.dtype(), room) {
-            Ok(Route::Whole) => {
-                let bytes = planner.bytes(&self.plan(task)?);
-                Ok(bytes.total() + planner.staging(bytes))
-            }
-            Ok(Route::Tiled(schedule, _)) => {
-                let half = self.half(task.side());
-                let plans = schedule.plans(half, planner)?;
-                let footprint = schedule.footprint(&plans, planner);
-                let host = if planner.caps.is_none() { footprint.host } else { 0 };
-                Ok(footprint.device + footprint.staging + host)
-            }
-            Err(Error::Plan(PlanError::MaxMemory { wanted, .. })) => Ok(wanted),
-            Err(error) => Err(error),
-        }
+        let away = self
+            .away
+            .iter()
+            .any(|(t, dtype, _)| (*t, *dtype) == (task, self.dtype()));
+        whole || away || self.find(task, self.dtype()).is_some()
     }
 
     /// What ran in tiles: bytes and ways.
     pub fn tiled(&self) -> impl Iterator<Item = &Ran> {
         self.tiled.iter().filter_map(|tiled| tiled.ran.as_ref())
-    }
-
-    /// Decides whether a task runs as a whole or in tiles, and takes the room that it needs. `on` hears why it runs in tiles, the
-    /// first time.
-    ///
-    /// # Errors
-    /// If not even tiles fit, or what was asked for makes no sense.
-    pub async fn ready(&mut self, task: VaeTask, on: &mut dyn FnMut(Event)) -> Result<()> {
-        if self.options.dtype == VaeDType::F16 && self.dtype() != DType::F16 {
-            let name = self.device.name();
-            self.note_once("f16", format!("{name} has no f16 storage: the autoencoder has f32"), on);
-        }
-        self.ready_as(task, self.dtype(), on).await
-    }
-
-    async fn ready_as(&mut self, task: VaeTask, dtype: DType, on: &mut dyn FnMut(Event)) -> Result<()> {
-        let whole = |(t, d, _): &(VaeTask, DType, Session)| (*t, *d) == (task, dtype);
-        if self.find(task, dtype).is_some() || self.sessions.iter().any(whole) {
-            return Ok(());
-        }
-        let mut room = Room::here(self.options.max_memory);
-        let mut route = self.route_as(task, dtype, room)?;
-        let mut shortage: Option<(u64, Error)> = None;
-        loop {
-            let error = match self.take(task, dtype, route).await {
-                Ok(note) => {
-                    if let Some(note) = note {
-                        self.say(task, shortage.map(|(wanted, _)| wanted), note, on);
-                    }
-                    return Ok(());
-                }
-                Err(error) => error,
-            };
-            let wanted = match &error {
-                Error::Gpu(GpuError::OutOfMemory { wanted }) | Error::OutOfMemory { wanted, .. } => *wanted,
-                _ => return Err(error),
-            };
-            // The driver has less than its limits say: somewhat less may be there. What was refused first is the error in the end.
-            room.device = Some(room.device.unwrap_or(wanted) / 8 * 7);
-            let (wanted, first) = shortage.unwrap_or((wanted, error));
-            route = match self.route_as(task, dtype, room) {
-                Ok(smaller) => smaller,
-                Err(_) => return Err(first),
-            };
-            shortage = Some((wanted, first));
-        }
-    }
-
-    /// Takes the room that a route needs. What the user should know of it.
-    async fn take(&mut self, task: VaeTask, dtype: DType, route: Route) -> Result<Option<String>> {
-        let (schedule, note) = match route {
-            Route::Whole => {
-                self.prepare_as(task, dtype).await?;
-                return Ok(None);
-            }
-            Route::Tiled(schedule, note) => (schedule, note),
-        };
-        let _kept = self.make_way(task);
-        let place = (&self.device, &self.policy);
-        let reserved = schedule.reserve(self.half(task.side()), place).await?;
-        if self.tiled.len() >= KEPT {
-            self.tiled.remove(0);
-        }
-        self.tiled.push(Tiled {
-            task,
-            dtype,
-            schedule,
-            kept: vec![reserved.keep_weights()],
-            reserved: Some(reserved),
-            ran: None,
-        });
-        Ok(Some(note))
-    }
-
-    /// Says that a task runs in tiles, and that it must since the device had no room for `shortage` bytes.
-    fn say(&mut self, task: VaeTask, shortage: Option<u64>, note: String, on: &mut dyn FnMut(Event)) {
-        let note = match shortage {
-            Some(wanted) => format!("out of memory on the device with {wanted} bytes: {note}"),
-            None => note,
-        };
-        let said = Some((task, note));
-        if self.said != said {
-            on(Event::Note(said.iter().map(|(_, note)| note.as_str()).collect()));
-            self.said = said;
-        }
-    }
-
-    /// How a task would run: nothing is allocated.
-    ///
-    /// # Errors
-    /// As [`VaeRunner::ready`].
-    pub fn route(&self, task: VaeTask) -> Result<Route> {
-        self.route_as(task, self.dtype(), Room::here(self.options.max_memory))
-    }
-
-    fn route_as(&self, task: VaeTask, dtype: DType, room: Room) -> Result<Route> {
-        route(
-            self.half(task.side()),
-            task.size(),
-            dtype,
-            Planner::of(&self.device, &self.policy),
-            self.options.tile,
-            room,
-        )
-    }
-
-    fn half(&self, side: Side) -> Half<'_> {
-        Half {
-            vae: &self.vae,
-            weights: &self.weights,
-            side,
-        }
-    }
-
-    fn find(&self, task: VaeTask, dtype: DType) -> Option<usize> {
-        self.tiled.iter().position(|t| (t.task, t.dtype) == (task, dtype))
     }
 
     /// A latent `[1, c, h, w]` as the transformer has it to a picture `[1, 3, f h, f w]`, nominally in 0..=1 but not clamped.
@@ -382,83 +271,10 @@ impl VaeRunner {
         self.run_finite(task, picture, on, cancel).await
     }
 
-    /// Runs a task; where half precision has overflowed, again in single precision.
-    async fn run_finite(
-        &mut self,
-        task: VaeTask,
-        input: &Tensor,
-        on: &mut dyn FnMut(Event),
-        cancel: &Cancel,
-    ) -> Result<Tensor> {
-        let mut storage = Storage {
-            dtype: self.dtype(),
-            repeated: false,
-        };
-        self.ready(task, on).await?;
-        let mut result = self.run(task, input, storage.dtype, on, cancel).await?;
-        let overflowed = |t: &Tensor| t.first_non_finite().is_some();
-        if storage.dtype == DType::F16 && overflowed(&result) && !overflowed(input) {
-            let note = "the autoencoder overflowed in f16 and was run again in f32; --vae-dtype f32 does so at once";
-            self.note_once("overflow", note.into(), on);
-            storage = Storage {
-                dtype: DType::F32,
-                repeated: true,
-            };
-            result = self.run(task, input, DType::F32, on, cancel).await?;
-        }
-        check_finite(&result, &self.device, storage.dtype, || match task {
-            VaeTask::Decode { .. } => "picture".into(),
-            VaeTask::Encode { .. } => "latent of the picture".into(),
-        })?;
-        self.last = Some(storage);
-        Ok(result)
-    }
-
     fn note_once(&mut self, what: &'static str, note: String, on: &mut dyn FnMut(Event)) {
         if self.noted.insert(what) {
             on(Event::Note(note));
         }
-    }
-
-    async fn run(
-        &mut self,
-        task: VaeTask,
-        input: &Tensor,
-        dtype: DType,
-        on: &mut dyn FnMut(Event),
-        cancel: &Cancel,
-    ) -> Result<Tensor> {
-        self.ready_as(task, dtype, on).await?;
-        let Some(index) = self.find(task, dtype) else {
-            let name = match task {
-                VaeTask::Decode { .. } => "latent",
-                VaeTask::Encode { .. } => "picture",
-            };
-            let outputs = self.prepare_as(task, dtype).await?.run(&[(name, input)]).await?;
-            let first = outputs.into_iter().next();
-            return first.ok_or_else(|| Error::Request(format!("{task:?} has no result")));
-        };
-        let mut tiled = self.tiled.remove(index);
-        // The room that it has kept is for the sessions that follow.
-        tiled.reserved = None;
-        let of = tiled.schedule.runs() as u32;
-        let (result, ran) = tiled
-            .schedule
-            .run(
-                self.half(task.side()),
-                (&self.device, &self.policy),
-                &mut tiled.kept,
-                input,
-                |done| on(Event::Tile { done: done as u32, of }),
-                || match cancel.is_cancelled() {
-                    true => Err(Error::Cancelled),
-                    false => Ok(()),
-                },
-            )
-            .await?;
-        tiled.ran = Some(ran);
-        self.tiled.push(tiled);
-        Ok(result)
     }
 }
 

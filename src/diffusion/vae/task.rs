@@ -9,7 +9,7 @@ use crate::tensor::{DType, TensorType};
 use std::fmt;
 
 /// How an autoencoder runs. The default decides everything by itself.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct VaeOptions {
     /// Tiles, even where the whole picture would fit. Without it, tiles are taken where it would not: the largest that do.
     pub tile: Option<TileOptions>,
@@ -17,6 +17,25 @@ pub struct VaeOptions {
     pub dtype: VaeDType,
     /// Most bytes that may be taken on the device, weights included.
     pub max_memory: Option<u64>,
+    /// Whether the CPU runs what a GPU cannot: what does not fit in tiles either, and what the GPU fails at. Only the graphs in question
+    /// move. A device that is the CPU has no other.
+    pub fallback: bool,
+    /// How much of the free memory may be filled before tiles get smaller and graphs move: above 0, at most 1; 0.9 without it. Most GPUs
+    /// do not tell what is free. Without a ratio only their limits and `max_memory` count then; with one it is a ratio of the largest
+    /// buffer that they bind, so that a small number moves every graph.
+    pub fallback_ratio: Option<f64>,
+}
+
+impl Default for VaeOptions {
+    fn default() -> Self {
+        Self {
+            tile: None,
+            dtype: VaeDType::Auto,
+            max_memory: None,
+            fallback: true,
+            fallback_ratio: None,
+        }
+    }
 }
 
 impl VaeOptions {
@@ -116,13 +135,28 @@ impl VaeTask {
     }
 }
 
-/// How the activations of a run were stored.
+/// How the activations of a run were stored, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// The type behind the result.
     pub dtype: DType,
     /// Whether half precision had overflowed before.
     pub repeated: bool,
+    /// Graphs that ran.
+    pub graphs: usize,
+    /// Those of them that ran on the CPU, in single precision, in place of the device.
+    pub on_cpu: usize,
+}
+
+impl Storage {
+    /// Where it ran, if that is not the device alone.
+    pub fn place(&self) -> Option<String> {
+        match (self.on_cpu, self.graphs) {
+            (0, _) => None,
+            (cpu, all) if cpu >= all => Some("CPU".into()),
+            (cpu, all) => Some(format!("{cpu} of {all} graphs on the CPU")),
+        }
+    }
 }
 
 impl fmt::Display for Storage {

@@ -230,6 +230,13 @@ pub enum CheckpointError {
     },
 }
 
+fn wanted_hint(wanted: u64) -> String {
+    match wanted {
+        0 => String::new(),
+        bytes => format!(": the plan wants {bytes} bytes"),
+    }
+}
+
 fn available_hint(available: &Option<u64>) -> String {
     available.map_or(String::new(), |bytes| format!(", the machine has {bytes} to give"))
 }
@@ -338,9 +345,9 @@ pub enum GpuError {
         message: String,
     },
     /// The device has no room.
-    #[error("out of GPU memory: the plan wants {wanted} bytes. Use a smaller size or --device cpu")]
+    #[error("out of GPU memory{}. Use a smaller size or --device cpu", wanted_hint(*.wanted))]
     OutOfMemory {
-        /// Bytes of the plan.
+        /// Bytes of the plan; 0 where it was no plan's.
         wanted: u64,
     },
     /// The API refused a call: a bug in rotile or the driver.

@@ -2,6 +2,8 @@
 
 pub mod budget;
 pub mod estimate;
+#[doc(hidden)]
+pub mod faults;
 pub mod offload;
 pub mod peak;
 pub mod residency;

@@ -8,6 +8,7 @@ use crate::checkpoint::{Checkpoint, Weights};
 use crate::engine::{Cancel, Event};
 use crate::error::{CheckpointError, Error, Result};
 use crate::graph::Graph;
+use crate::memory::estimate::Calibration;
 use crate::memory::offload::Hold;
 use crate::models::{Model, Vae, qwen3, z_image};
 use crate::plan::{Choice, Plan, Policy};
@@ -83,6 +84,8 @@ pub struct Pipeline {
     pub(super) vae: VaeRunner,
     sessions: Vec<(Task, Hold, Session)>,
     pub(super) memory: MemoryOptions,
+    // Measured here, in place of what comes with the crate.
+    pub(super) calibration: Option<Calibration>,
     // What the autoencoder may take whatever the tier.
     pub(super) vae_cap: Option<u64>,
     pub(super) engaged: Option<Engaged>,
@@ -232,10 +235,17 @@ impl Pipeline {
             scheduler: parts.scheduler,
             sessions: Vec::new(),
             memory: MemoryOptions::default(),
+            calibration: None,
             vae_cap: None,
             engaged: None,
             said: None,
         })
+    }
+
+    /// Sets what adapter and driver add to plans: what was measured here comes before what comes with the crate.
+    pub fn with_calibration(mut self, measured: Option<Calibration>) -> Self {
+        self.calibration = measured.map(|own| Calibration::shipped().clone().merge(own));
+        self
     }
 
     /// Sets what it may take of the device.

@@ -5,6 +5,7 @@ use crate::backend::Planner;
 use crate::engine::{Cancel, Event};
 use crate::error::{Error, GpuError, PlanError, Result};
 use crate::memory::budget::{self, MaxMemory};
+use crate::memory::estimate::{Calibration, Key, Work};
 use crate::memory::offload::{Blocks, Hold, staging};
 use crate::memory::tier::{Budget, Mode, Tier, decide};
 use crate::plan::cpu_weight_bytes;
@@ -27,6 +28,8 @@ pub struct Engaged {
     pub tier: Tier,
     /// The most bytes that the device holds at any moment of the run, staging memory included.
     pub peak: u64,
+    /// Bytes that adapter and driver add, as `rotile calibrate` has measured; 0 where nothing is held against it.
+    pub added: u64,
     /// Bytes that may be taken, where that is known.
     pub budget: Option<Budget>,
     tasks: Vec<Task>,
@@ -83,6 +86,19 @@ fn is_streamed(tier: Tier, task: Task) -> bool {
         Task::Text { .. } => tier == Tier::PartsStreamed,
         Task::Caption { .. } | Task::Denoise { .. } => !matches!(tier, Tier::Resident | Tier::Parts),
         Task::Decode { .. } | Task::Encode { .. } => false,
+    }
+}
+
+impl Task {
+    /// The kind of work that was measured.
+    fn work(self) -> Option<Work> {
+        match self {
+            Self::Text { .. } => Some(Work::Text),
+            Self::Caption { .. } => None,
+            Self::Denoise { .. } => Some(Work::Denoise),
+            Self::Decode { .. } => Some(Work::Decode),
+            Self::Encode { .. } => Some(Work::Encode),
+        }
     }
 }
 
@@ -159,6 +175,14 @@ impl Pipeline {
                 *need = bytes.max(*need);
             }
         }
+        // A cap is on what rotile takes; what is free is taken by the driver too.
+        let mut beside_plans = 0;
+        if budget.is_some_and(|budget| !budget.cap) {
+            beside_plans = self.added(tasks, needs[0])?;
+            needs
+                .iter_mut()
+                .for_each(|need| *need = need.saturating_add(beside_plans));
+        }
         let tier = decide(self.memory.mode, budget, needs, from).map_err(|least| self.too_little(least, budget))?;
         let (mut holds, mut peak, mut beside) = (Vec::new(), 0, 0);
         for group in groups(tier, tasks) {
@@ -177,11 +201,26 @@ impl Pipeline {
         Ok(Engaged {
             tier,
             peak,
+            added: beside_plans,
             budget,
             tasks: tasks.to_vec(),
             holds,
             vae,
         })
+    }
+
+    /// Bytes that adapter and driver add to plans of `known` bytes, as measured, or by the rule for what was not.
+    fn added(&self, tasks: &[Task], known: u64) -> Result<u64> {
+        let key = Key::of(self.device().caps(), self.policy(), self.dtype())?;
+        let calibration = self.calibration.as_ref().unwrap_or(Calibration::shipped());
+        let (mut most, mut kernels) = (0, 0);
+        let works: BTreeSet<_> = tasks.iter().filter_map(|task| task.work()).collect();
+        for work in works {
+            let price = calibration.price(known, &key, work)?;
+            most = most.max(price.bytes.saturating_sub(known));
+            kernels += price.kernels;
+        }
+        Ok(most + kernels)
     }
 
     /// Bytes that may be taken: what the user says, else what is free where that is known, and what the pipeline has taken already.

@@ -58,7 +58,8 @@ impl Engine {
         let vae = options.vae.clone().at_most(options.memory.max, device.caps())?;
         let pipeline = Pipeline::new(source.parts, device, dtype, policy)?
             .with_vae_options(vae)
-            .with_memory(options.memory);
+            .with_memory(options.memory)
+            .with_calibration(options.calibration.clone());
         Ok(Self {
             defaults: source.defaults.for_vae(&pipeline.models().vae),
             pipeline,

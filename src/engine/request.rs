@@ -7,6 +7,7 @@ use crate::diffusion::vae::VaeOptions;
 use crate::error::{GpuError, Result};
 use crate::gpu::{AdapterChoice, Gpu, Limits};
 use crate::media::Image;
+use crate::memory::estimate::Calibration;
 use crate::plan::ConvrotMode;
 use crate::tensor::{DType, Tensor};
 use std::sync::Arc;
@@ -81,6 +82,8 @@ pub struct Options {
     pub vae: VaeOptions,
     /// What may be taken of the device's memory.
     pub memory: MemoryOptions,
+    /// What `rotile calibrate` has measured here.
+    pub calibration: Option<Calibration>,
     /// What weights of the transformer and of the text encoder become on the device; as in their files without it.
     pub weight_type: Option<WeightType>,
 }

@@ -12,6 +12,7 @@ use crate::plan::Policy;
 use crate::tensor::DType;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 
 /// Operators whose ways decide how much memory kernels take: the heavy ones.
 const HEAVY: [&str; 3] = ["attention", "conv2d", "matmul"];
@@ -303,6 +304,12 @@ impl Calibration {
     pub fn embedded() -> Self {
         // A test reads it too.
         serde_json::from_str(include_str!("calibration.json")).unwrap_or_default()
+    }
+
+    /// As [`Calibration::embedded`], read once.
+    pub fn shipped() -> &'static Self {
+        static SHIPPED: OnceLock<Calibration> = OnceLock::new();
+        SHIPPED.get_or_init(Self::embedded)
     }
 
     /// From the text of a file that `rotile calibrate` has written.

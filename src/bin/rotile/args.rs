@@ -314,6 +314,7 @@ impl GenerateArgs {
         let options = Options {
             vae: self.vae.options(),
             memory: self.memory.options(),
+            calibration: self.memory.calibration()?,
             weight_type: self.weight_type,
             ..self.model.device.options()
         };

@@ -145,6 +145,7 @@ pub(crate) fn run(args: &GenerateArgs, as_json: bool, verbose: bool) -> Result<(
             "memory": engine.engaged().map(|engaged| json!({
                 "tier": engaged.tier.name(),
                 "peak": engaged.peak,
+                "driver": engaged.added,
                 "budget": engaged.budget.map(|budget| budget.bytes),
                 "capped": engaged.budget.is_some_and(|budget| budget.cap),
             })),

@@ -1,9 +1,12 @@
 //! What may be taken of the device's memory.
 
+use anyhow::{Context as _, Result};
 use clap::Args;
 use rotile::diffusion::MemoryOptions;
 use rotile::memory::budget::MaxMemory;
+use rotile::memory::estimate::Calibration;
 use rotile::memory::tier::Mode;
+use std::path::PathBuf;
 
 const MEMORY: &str = "Memory";
 
@@ -16,6 +19,9 @@ pub(crate) struct MemoryArgs {
     memory: Mode,
     #[command(flatten)]
     max: MaxMemoryArgs,
+    /// What `rotile calibrate --out FILE` has measured on this machine
+    #[arg(long, value_name = "FILE", help_heading = MEMORY, env = "ROTILE_CALIBRATION", hide_env_values = true)]
+    calibration: Option<PathBuf>,
 }
 
 /// For what runs one part.
@@ -27,6 +33,13 @@ pub(crate) struct MaxMemoryArgs {
 }
 
 impl MemoryArgs {
+    pub(crate) fn calibration(&self) -> Result<Option<Calibration>> {
+        let Some(file) = &self.calibration else { return Ok(None) };
+        let name = || file.display().to_string();
+        let text = std::fs::read_to_string(file).with_context(name)?;
+        Ok(Some(Calibration::parse(&text).with_context(name)?))
+    }
+
     pub(crate) fn options(&self) -> MemoryOptions {
         MemoryOptions {
             mode: self.memory,

@@ -133,7 +133,7 @@ fn committed_lines_are_those_of_the_committed_points() {
         for (i, line) in measured.lines.iter().enumerate() {
             for edited in [
                 Line {
-                    base: line.base - 1,
+                    base: line.base + 1,
                     ..*line
                 },
                 Line {

@@ -266,8 +266,8 @@ pub fn fit(work: Work, points: &[Point]) -> Option<Line> {
     Some(Line {
         work,
         base: (base * MARGIN).ceil() as u64,
-        // Few digits, rounded up, so that files stay readable.
-        slope: (slope * MARGIN * 1e6).ceil() / 1e6,
+        // Few digits, rounded up where more than what floats leave is lost, so that files stay readable.
+        slope: (slope * MARGIN * 1e6 - 1e-6).ceil() / 1e6,
         kernels: (kernels as f64 * MARGIN).ceil() as u64,
     })
 }

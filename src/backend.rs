@@ -6,6 +6,7 @@ use crate::error::{Error, GpuError, Result};
 use crate::gpu::{Caps, Gpu, GpuSession};
 use crate::graph::Graph;
 use crate::memory::budget;
+use crate::memory::faults::Faults;
 use crate::memory::offload::{Hold, Stream, staging};
 use crate::memory::residency::{Guard, Home, Residency, Store};
 use crate::plan::{Bytes, Plan, Policy};
@@ -156,6 +157,15 @@ impl Device {
         match self {
             Self::Gpu(gpu) => gpu.residency(),
             Self::Cpu(cpu) => cpu.residency(),
+        }
+    }
+
+    /// Faults on demand: for tests.
+    #[doc(hidden)]
+    pub fn faults(&self) -> &Faults {
+        match self {
+            Self::Gpu(gpu) => gpu.faults(),
+            Self::Cpu(cpu) => cpu.faults(),
         }
     }
 

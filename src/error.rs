@@ -230,6 +230,13 @@ pub enum CheckpointError {
     },
 }
 
+fn wanted_hint(wanted: u64) -> String {
+    match wanted {
+        0 => String::new(),
+        bytes => format!(": the plan wants {bytes} bytes"),
+    }
+}
+
 fn available_hint(available: &Option<u64>) -> String {
     available.map_or(String::new(), |bytes| format!(", the machine has {bytes} to give"))
 }
@@ -293,6 +300,16 @@ pub enum PlanError {
         /// Ways it has.
         known: String,
     },
+    /// Working memory cannot be told for a storage with which nothing was measured.
+    #[error(
+        "working memory was not measured with {dtype} storage, but with {known}: use one of those, or `rotile calibrate`"
+    )]
+    Unpriced {
+        /// Storage asked for.
+        dtype: String,
+        /// Those that were measured.
+        known: String,
+    },
 }
 
 /// The GPU or its driver refused something.
@@ -328,9 +345,9 @@ pub enum GpuError {
         message: String,
     },
     /// The device has no room.
-    #[error("out of GPU memory: the plan wants {wanted} bytes. Use a smaller size or --device cpu")]
+    #[error("out of GPU memory{}. Use a smaller size or --device cpu", wanted_hint(*.wanted))]
     OutOfMemory {
-        /// Bytes of the plan.
+        /// Bytes of the plan; 0 where it was no plan's.
         wanted: u64,
     },
     /// The API refused a call: a bug in rotile or the driver.

@@ -299,7 +299,7 @@ fn without_memory_for_the_whole_it_runs_in_tiles() {
     let mut uniform = support::uniform("short of memory");
     let latent = Tensor::new(shape, (0..shape.iter().product()).map(|_| uniform()).collect());
     let decode = |least| {
-        gpu.pretend_out_of_memory_above(least);
+        gpu.faults().refuse_above(least);
         let mut runner = runner(&model, Device::Gpu(gpu.clone()));
         let (mut notes, mut tiles) = (Vec::new(), 0);
         let on = &mut |event| match event {

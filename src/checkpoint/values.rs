@@ -1,8 +1,9 @@
 //! Bytes and values of tensors: as the file has them, as a device stores them, and on the host.
 
 use super::{Checkpoint, CheckpointError, Part, TensorInfo};
+use crate::error::Error;
 use crate::quant;
-use crate::tensor::{DType, Shape, Tensor, TensorType, decode};
+use crate::tensor::{DType, Shape, Tensor, TensorType, append_floats, decode};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -196,9 +197,39 @@ impl Checkpoint {
             Tensor::packed(ty, bytes.into_owned())
         } else if ty.dtype == dtype {
             Tensor::from_bytes(ty, &bytes)
+        } else if dtype == DType::F32 {
+            // They are that already: no copies, which for a large weight would be most of what loading takes.
+            Tensor::of(ty.with_dtype(dtype), Tensor::from_bytes(ty, &bytes).data)
         } else {
             Tensor::from_bytes(ty, &bytes).to_dtype(dtype)
         })
+    }
+}
+
+impl Checkpoint {
+    /// As [`Checkpoint::load`], after `room` has given a vector for as many bytes, in `f32`. Floats are decoded right into it; what takes
+    /// more than that to convert has its own.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::load`], or if there is no room.
+    pub(crate) fn load_in(
+        &self,
+        name: &str,
+        dtype: DType,
+        room: impl FnOnce(usize) -> Result<Vec<f32>, Error>,
+    ) -> Result<Tensor, Error> {
+        let shape = self.shape_of(name)?;
+        let rows = 0..shape.first().copied().unwrap_or(1);
+        let ty = TensorType::new(dtype, shape);
+        let mut values = room(dtype.bytes(ty.count()).div_ceil(4))?;
+        if dtype == DType::F32 && self.patched(name, &rows, dtype)?.is_none() {
+            let (found, bytes) = self.raw_rows(name, &rows, dtype)?;
+            if append_floats(&mut values, found.dtype, &bytes) {
+                return Ok(Tensor::of(ty, values));
+            }
+        }
+        drop(values);
+        Ok(self.load(name, dtype)?)
     }
 }
 

@@ -1,8 +1,9 @@
 use crate::backend::find_input;
-use crate::checkpoint::Weights;
-use crate::error::Result;
+use crate::checkpoint::{Checkpoint, Weights};
+use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, Value};
 use crate::memory::budget;
+use crate::memory::faults::Faults;
 use crate::memory::offload::{Hold, Segment, Stream};
 use crate::memory::residency::{Guard, Home, Residency, Resident, Storage, Store, WeightRef};
 use crate::plan::{Bytes, Named, Output, Place, Plan, cpu_dtype, cpu_weight_bytes};
@@ -14,18 +15,19 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 pub struct Cpu {
     weights: Residency,
+    faults: Arc<Faults>,
 }
 
 /// Brings weights to the host: packed ones as they are, others as `f32`.
 #[derive(Debug)]
-struct CpuStore;
+struct CpuStore(Arc<Faults>);
 
 impl Store for CpuStore {
     fn bring(&self, weight: &WeightRef, dtype: DType, host: Option<&Resident>) -> Result<Storage> {
         let loaded = weight.ty().dtype;
         let tensor = match host.and_then(|copy| copy.storage().values()) {
             Some(tensor) => tensor.as_ref().clone(),
-            None => weight.checkpoint().load(weight.name(), cpu_dtype(loaded))?,
+            None => load(weight.checkpoint(), weight.name(), loaded, &self.0)?,
         };
         Ok(Storage::Values(Arc::new(match dtype == loaded {
             true => tensor,
@@ -45,6 +47,7 @@ impl Store for CpuStore {
 /// A graph that is ready to run on the CPU.
 #[derive(Debug)]
 pub struct CpuSession {
+    faults: Arc<Faults>,
     plan: Plan,
     nodes: Vec<RunNode>,
     buffers: Vec<Vec<f32>>,
@@ -76,20 +79,23 @@ struct RunNode {
 
 impl Cpu {
     /// The CPU of a device whose weights `residency` knows.
-    pub(crate) fn beside(residency: Residency) -> Self {
-        Self { weights: residency }
+    pub(crate) fn beside(residency: Residency, faults: Arc<Faults>) -> Self {
+        Self {
+            weights: residency,
+            faults,
+        }
     }
 
     /// The same with weights of its own: what one engine holds is not another's.
     #[must_use]
     pub fn scoped(&self) -> Self {
-        Self::default()
+        Self::beside(Residency::new(), self.faults.clone())
     }
 
     /// As [`Cpu::scoped`], with weights that stay after their last session until there is no room for another.
     #[must_use]
     pub fn keeping(&self) -> Self {
-        Self::beside(Residency::keeping())
+        Self::beside(Residency::keeping(), self.faults.clone())
     }
 
     /// Where its weights are.
@@ -97,9 +103,15 @@ impl Cpu {
         &self.weights
     }
 
+    /// Faults on demand: for tests.
+    #[doc(hidden)]
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
     /// Who brings weights here, to move them.
     pub fn store(&self) -> Arc<dyn Store> {
-        Arc::new(CpuStore)
+        Arc::new(CpuStore(self.faults.clone()))
     }
 
     /// Allocates what the graph needs and loads its weights: packed ones as they are, others widened to `f32`. Streamed weights follow
@@ -116,7 +128,19 @@ impl Cpu {
             .iter()
             .filter(|weight| self.weights.resident(weight, Home::Host).is_some());
         let held: u64 = held.map(|weight| cpu_weight_bytes(weight.ty())).sum();
-        budget::check(hold_bytes(&plan, stream.as_ref()).total() - held)?;
+        let wanted = hold_bytes(&plan, stream.as_ref()).total();
+        budget::check(wanted - held)?;
+        self.allocate(graph, weights, (plan, stream), &refs)
+            .map_err(|error| of_plan(error, wanted))
+    }
+
+    fn allocate(
+        &self,
+        graph: &Graph,
+        weights: &Weights,
+        (plan, stream): (Plan, Option<Stream>),
+        refs: &[WeightRef],
+    ) -> Result<CpuSession> {
         let resolve = |value: &Value| plan.place(graph, *value).map(|place| (place, graph.ty(*value).clone()));
         let node = |node: &Node| {
             let (Place::Shared(output), ty) = resolve(&node.output)? else {
@@ -130,15 +154,17 @@ impl Cpu {
             })
         };
         let nodes = plan.nodes.iter().filter_map(|&i| node(&graph.nodes()[i])).collect();
-        let guard = self.weights.lock(&refs, Home::Host, &self.store())?;
+        let shared = |bytes: &u64| budget::vec(*bytes as usize / 4, &self.faults);
+        let input = |i: &Named| Ok(Tensor::of(i.ty.clone(), budget::vec(i.ty.count(), &self.faults)?));
+        let buffers = plan.buffers.iter().map(shared).collect::<Result<_>>()?;
+        let inputs = plan.inputs.iter().map(input).collect::<Result<_>>()?;
+        let guard = self.weights.lock(refs, Home::Host, &self.store())?;
+        let stays = |i: usize| stream.as_ref().is_none_or(|stream| stream.spots[i].is_none());
         Ok(CpuSession {
+            faults: self.faults.clone(),
             nodes,
-            buffers: plan
-                .buffers
-                .iter()
-                .map(|&bytes| vec![0.0; bytes as usize / 4])
-                .collect(),
-            inputs: plan.inputs.iter().map(|i| zeros(&i.ty)).collect(),
+            buffers,
+            inputs,
             weights: guard.spread(plan.weights.len(), stays),
             guard,
             streaming: stream.map(|stream| Streaming {
@@ -161,8 +187,17 @@ pub(crate) fn hold_bytes(plan: &Plan, stream: Option<&Stream>) -> Bytes {
     }
 }
 
-fn zeros(ty: &TensorType) -> Tensor {
-    Tensor::of(ty.clone(), vec![0.0; ty.count()])
+/// A weight of the type `ty` as the CPU has it.
+fn load(checkpoint: &Checkpoint, name: &str, ty: DType, faults: &Faults) -> Result<Tensor> {
+    checkpoint.load_in(name, cpu_dtype(ty), |len| budget::room(len, faults))
+}
+
+/// An error with the bytes of the whole plan, where there was no room for a part of it.
+fn of_plan(error: Error, wanted: u64) -> Error {
+    match error {
+        Error::OutOfMemory { available, .. } => Error::OutOfMemory { wanted, available },
+        other => other,
+    }
 }
 
 /// Bytes that a weight really takes.
@@ -181,10 +216,15 @@ impl CpuSession {
             self.inputs[index].data.clone_from(&tensor.data);
             self.inputs[index].blocks.clone_from(&tensor.blocks);
         }
-        self.compute()?;
-        let data = |output: &Output| self.view(output.place, &output.ty).data.to_vec();
-        let outputs = self.plan.outputs.iter().map(|o| Tensor::of(o.ty.clone(), data(o)));
-        Ok(outputs.collect())
+        let wanted = self.planned().total();
+        self.compute().map_err(|error| of_plan(error, wanted))?;
+        let result = |output: &Output| {
+            let mut values = budget::room(output.ty.count(), &self.faults)?;
+            values.extend_from_slice(self.view(output.place, &output.ty).data);
+            Ok(Tensor::of(output.ty.clone(), values))
+        };
+        let results: Result<_> = self.plan.outputs.iter().map(result).collect();
+        results.map_err(|error| of_plan(error, wanted))
     }
 
     /// Runs the graph `times` over on the inputs it has: for benches.
@@ -200,12 +240,11 @@ impl CpuSession {
             self.compute_nodes(0..self.nodes.len());
             return Ok(());
         };
-        for i in 0..streaming.stream.segments.len() {
-            let nodes = self.bring(i)?;
-            self.compute_nodes(nodes);
-        }
+        let segments = 0..streaming.stream.segments.len();
+        let result = segments.map(|i| self.bring(i).map(|nodes| self.compute_nodes(nodes)));
+        let result = result.collect();
         self.forget();
-        Ok(())
+        result
     }
 
     /// Loads the weights of a segment in place of those before it; its nodes.
@@ -218,7 +257,7 @@ impl CpuSession {
         if segment >= streaming.stream.first {
             for &weight in weights {
                 let Named { name, ty } = &self.plan.weights[weight];
-                streaming.here[weight] = Some(streaming.source.load(name, cpu_dtype(ty.dtype))?);
+                streaming.here[weight] = Some(load(streaming.source.checkpoint(), name, ty.dtype, &self.faults)?);
             }
             let bytes = streaming.here.iter().flatten().map(held_bytes).sum();
             streaming.peak = streaming.peak.max(bytes);

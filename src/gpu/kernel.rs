@@ -106,6 +106,7 @@ impl Gpu {
             cache: None,
         });
         if let Some(error) = scope.pop().await {
+            self.alive()?;
             let info = module.get_compilation_info().await;
             let message = info.messages.first();
             let line = message.and_then(|m| m.location).map_or(0, |l| l.line_number);

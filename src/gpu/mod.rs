@@ -17,17 +17,14 @@ pub use session::GpuSession;
 pub use watch::{Peak, Watch};
 
 use crate::cpu::Cpu;
-use crate::error::GpuError;
+use crate::error::{Error, GpuError};
 use crate::gpu::kernel::KernelCache;
+use crate::memory::faults::{Faults, Submitted};
 use crate::memory::offload::staging;
+use crate::memory::peak::BLOCK;
 use crate::memory::residency::{Residency, Store};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use upload::GpuStore;
-
-/// Bytes that the driver is asked for at a time for small buffers; larger ones have memory of their own. Larger blocks, which wgpu
-/// has by default, hold little more than one weight each, and what is left of them is lost.
-const BLOCK: u64 = 4 << 20;
 
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]
@@ -38,16 +35,18 @@ pub struct Gpu {
     kernels: Arc<KernelCache>,
     weights: Residency,
     slots: Arc<Mutex<Vec<Weak<stream::Slots>>>>,
-    faults: Arc<Mutex<Faults>>,
-    refuse_above: Arc<AtomicU64>,
+    trouble: Arc<Mutex<Trouble>>,
+    faults: Arc<Faults>,
     watches: Arc<watch::Watches>,
     reason: Arc<str>,
 }
 
 /// What went wrong on the device outside of any call.
 #[derive(Debug, Default)]
-struct Faults {
+struct Trouble {
     lost: Option<String>,
+    /// The driver had no memory, and no error scope heard of it.
+    shortage: bool,
     errors: Vec<String>,
 }
 
@@ -106,12 +105,20 @@ impl Gpu {
             Ok(pair) => pair,
             Err(e) => return Err(fail(e.to_string())),
         };
-        let faults = Arc::new(Mutex::new(Faults::default()));
-        let shared = faults.clone();
-        device.on_uncaptured_error(Arc::new(move |error| lock(&shared).errors.push(error.to_string())));
-        let shared = faults.clone();
+        let trouble = Arc::new(Mutex::new(Trouble::default()));
+        let shared = trouble.clone();
+        device.on_uncaptured_error(Arc::new(move |error| match error {
+            wgpu::Error::OutOfMemory { .. } => lock(&shared).shortage = true,
+            other => lock(&shared).errors.push(other.to_string()),
+        }));
+        let shared = trouble.clone();
         device.set_device_lost_callback(move |reason, message| {
-            lock(&shared).lost = Some(format!("{reason:?}: {message}"));
+            let message = if message.is_empty() {
+                "no reason given"
+            } else {
+                &message
+            };
+            lock(&shared).lost = Some(format!("{reason:?}, {message}"));
         });
         Ok(Self {
             device,
@@ -120,8 +127,8 @@ impl Gpu {
             kernels: Arc::default(),
             weights: Residency::new(),
             slots: Arc::default(),
-            faults,
-            refuse_above: Arc::new(AtomicU64::new(u64::MAX)),
+            trouble,
+            faults: Arc::default(),
             watches: Arc::default(),
             reason: "opened directly".into(),
         })
@@ -148,7 +155,7 @@ impl Gpu {
 
     /// The CPU beside it, for what does not fit here. Both know where each weight is.
     pub fn host(&self) -> Cpu {
-        Cpu::beside(self.weights.clone())
+        Cpu::beside(self.weights.clone(), self.faults.clone())
     }
 
     /// Where its weights are.
@@ -181,22 +188,66 @@ impl Gpu {
         Some(self.device.generate_allocator_report()?.total_allocated_bytes)
     }
 
-    /// Sessions of more than so many bytes, weights aside, are refused from now on as if the driver had no memory: for tests.
+    /// Faults on demand: for tests.
     #[doc(hidden)]
-    pub fn pretend_out_of_memory_above(&self, bytes: u64) {
-        self.refuse_above.store(bytes, Ordering::Relaxed);
+    pub fn faults(&self) -> &Faults {
+        &self.faults
     }
 
-    /// The first thing that went wrong since the last call, if any.
-    fn check(&self) -> Result<(), GpuError> {
-        let mut faults = lock(&self.faults);
-        if let Some(reason) = &faults.lost {
-            return Err(GpuError::DeviceLost(reason.clone()));
+    /// Submits work, as all of it is.
+    fn submit(&self, work: Option<wgpu::CommandBuffer>) {
+        match self.faults.submission() {
+            Submitted::Runs => drop(self.queue.submit(work)),
+            Submitted::Refused => lock(&self.trouble).shortage = true,
+            Submitted::Lost => {
+                self.device.destroy();
+                self.queue.submit(work);
+            }
         }
-        match faults.errors.drain(..).next() {
-            Some(error) => Err(GpuError::Validation(error)),
+    }
+
+    /// Whether the device is still there. Calls on one that is not there may fail in other words, or not at all.
+    fn alive(&self) -> Result<(), GpuError> {
+        match &lock(&self.trouble).lost {
+            Some(reason) => Err(GpuError::DeviceLost(reason.clone())),
             None => Ok(()),
         }
+    }
+
+    /// Bytes of a buffer, or more than the device makes where this one is to fail: what follows then is as with a driver that has no memory.
+    fn size_or_fault(&self, size: u64) -> u64 {
+        if !self.faults.allocation() {
+            return size;
+        }
+        lock(&self.trouble).shortage = true;
+        self.device.limits().max_buffer_size.saturating_add(4)
+    }
+
+    fn is_short(&self) -> bool {
+        lock(&self.trouble).shortage
+    }
+
+    /// The error of a call that failed. A loss or a lack of memory explains whatever else it says; `wanted` are the bytes of the plan.
+    fn blame(&self, error: Error, wanted: u64) -> Error {
+        let error = match self.check() {
+            Err(cause @ (GpuError::DeviceLost(_) | GpuError::OutOfMemory { .. })) => cause.into(),
+            _ => error,
+        };
+        match error {
+            Error::Gpu(GpuError::OutOfMemory { .. }) => GpuError::OutOfMemory { wanted }.into(),
+            other => other,
+        }
+    }
+
+    /// What went wrong since the last call, if anything: a loss before a lack of memory before other errors, which it may cause.
+    fn check(&self) -> Result<(), GpuError> {
+        self.alive()?;
+        let mut trouble = lock(&self.trouble);
+        let error = trouble.errors.drain(..).next();
+        if std::mem::take(&mut trouble.shortage) {
+            return Err(GpuError::OutOfMemory { wanted: 0 });
+        }
+        error.map_or(Ok(()), |error| Err(GpuError::Validation(error)))
     }
 }
 

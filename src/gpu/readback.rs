@@ -41,7 +41,7 @@ impl Gpu {
             self.check()?;
             return Err(GpuError::DeviceLost(error.to_string()));
         }
-        Ok(())
+        self.alive()
     }
 }
 

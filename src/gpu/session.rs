@@ -11,7 +11,6 @@ use crate::memory::residency::{Guard, Home, Resident, Store, WeightRef};
 use crate::plan::{Bytes, Named, PARAMS_STRIDE, Place, Plan, Policy};
 use crate::tensor::Tensor;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use wgpu::BufferUsages as Usage;
 
 /// Work submitted at once: more would let a slow adapter's watchdog reset the driver.
@@ -53,26 +52,24 @@ impl Gpu {
     /// # Errors
     /// If the plan does not fit the adapter or the budget of `hold`, a weight cannot be loaded, or the driver refuses something.
     pub async fn prepare(&self, graph: &Graph, weights: &Weights, policy: &Policy, hold: Hold) -> Result<GpuSession> {
+        self.alive()?;
         let plan = Plan::gpu(graph, self.caps(), policy)?;
         let stream = hold.stream(&plan, Some(self.caps()))?;
         let bytes = hold_bytes(&plan, stream.as_ref());
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let session = self.allocate(plan, weights, stream);
-        if scope.pop().await.is_some() || bytes.session() > self.refuse_above.load(Ordering::Relaxed) {
+        let wanted = bytes.total();
+        if scope.pop().await.is_some() || self.faults.refuses(bytes.session()) || self.is_short() {
             // Weights without memory are not for the next session, even where the residency keeps what nobody holds.
             if let Ok(session) = session {
                 session.guard.discard();
             }
-            // What was then done with buffers that are not there is no fault of its own.
-            if let Err(lost @ GpuError::DeviceLost(_)) = self.check() {
-                return Err(lost.into());
-            }
-            let wanted = bytes.total();
-            return Err(GpuError::OutOfMemory { wanted }.into());
+            return Err(self.blame(GpuError::OutOfMemory { wanted }.into(), wanted));
         }
-        let mut session = session?;
-        session.record().await?;
-        self.check()?;
+        let mut session = session.map_err(|error| self.blame(error, wanted))?;
+        let recorded = session.record().await;
+        let recorded = recorded.and_then(|()| Ok(self.check()?));
+        recorded.map_err(|error| self.blame(error, wanted))?;
         Ok(session)
     }
 
@@ -119,7 +116,7 @@ impl Gpu {
     pub(super) fn buffer(&self, label: &str, size: u64, usage: wgpu::BufferUsages) -> wgpu::Buffer {
         let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
-            size,
+            size: self.size_or_fault(size),
             usage,
             mapped_at_creation: false,
         });
@@ -182,6 +179,12 @@ impl GpuSession {
     /// # Errors
     /// If an input is unknown or has another shape, or the device fails.
     pub async fn run(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
+        self.gpu.alive()?;
+        let result = self.run_once(inputs).await;
+        result.map_err(|error| self.gpu.blame(error, self.planned().total()))
+    }
+
+    async fn run_once(&mut self, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
         for (name, tensor) in inputs {
             let index = find_input(&self.plan, name, tensor)?;
             self.gpu.queue.write_buffer(&self.inputs[index], 0, &tensor.to_bytes());
@@ -199,7 +202,7 @@ impl GpuSession {
             encoder.copy_buffer_to_buffer(from.buffer, from.offset, readback, at, bytes);
             at += bytes;
         }
-        self.gpu.queue.submit([encoder.finish()]);
+        self.gpu.submit(Some(encoder.finish()));
         let bytes = self.gpu.read(readback, at).await?;
         let mut rest = bytes.as_slice();
         let mut tensors = Vec::with_capacity(self.plan.outputs.len());
@@ -247,7 +250,7 @@ impl GpuSession {
                 pass.dispatch_workgroups(x, y, z);
             }
             drop(pass);
-            self.gpu.queue.submit([encoder.finish()]);
+            self.gpu.submit(Some(encoder.finish()));
             rest = &rest[count..];
         }
     }

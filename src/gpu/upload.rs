@@ -86,7 +86,7 @@ impl<'a> Upload<'a> {
 
     /// Waits until all of it has arrived: staging memory is freed when what it holds has been sent.
     pub(super) fn finish(&mut self) -> Result<(), GpuError> {
-        self.gpu.queue.submit([]);
+        self.gpu.submit(None);
         self.waiting = 0;
         self.gpu.wait()
     }
@@ -141,7 +141,8 @@ impl Store for GpuStore {
     }
 
     fn finish(&self) -> Result<()> {
-        self.upload(|upload| Ok(upload.finish()?))
+        self.upload(|upload| Ok(upload.finish()?))?;
+        Ok(self.gpu.check()?)
     }
 }
 

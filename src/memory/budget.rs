@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::gpu::Caps;
+use crate::memory::faults::Faults;
 use std::fmt;
 use std::str::FromStr;
 
@@ -94,6 +95,31 @@ pub fn check(wanted: u64) -> Result<()> {
     Ok(())
 }
 
+/// An empty vector with room for `len` elements.
+///
+/// # Errors
+/// If the allocator does not give that much, with the bytes.
+pub(crate) fn room<T>(len: usize, faults: &Faults) -> Result<Vec<T>> {
+    let mut values = Vec::new();
+    if faults.allocation() || values.try_reserve_exact(len).is_err() {
+        return Err(Error::OutOfMemory {
+            wanted: (len as u64).saturating_mul(size_of::<T>() as u64),
+            available: available(),
+        });
+    }
+    Ok(values)
+}
+
+/// A vector of zeros.
+///
+/// # Errors
+/// As [`room`].
+pub(crate) fn vec(len: usize, faults: &Faults) -> Result<Vec<f32>> {
+    let mut values = room(len, faults)?;
+    values.resize(len, 0.0);
+    Ok(values)
+}
+
 /// Whether the allocator would give that much. Systems that promise more than they have say yes too often.
 fn reservable(bytes: u64) -> bool {
     usize::try_from(bytes).is_ok_and(|n| Vec::<u8>::new().try_reserve_exact(n).is_ok())
@@ -151,6 +177,21 @@ mod tests {
         let unknown = MaxMemory::LeaveFree(1).bytes(Some(&Caps::baseline()));
         let error = unknown.expect_err("a GPU does not tell");
         assert!(error.to_string().contains("WebGPU defaults"), "{error}");
+    }
+
+    #[test]
+    fn what_cannot_be_allocated_is_an_error() {
+        let faults = Faults::default();
+        assert_eq!(vec(3, &faults).expect("a few bytes"), [0.0; 3]);
+        let error = vec(usize::MAX / 8, &faults).expect_err("no machine has that");
+        let Error::OutOfMemory { wanted, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(wanted, (usize::MAX / 8) as u64 * 4);
+        faults.fail_at(1);
+        let error = room::<u8>(5, &faults).expect_err("as asked for");
+        assert!(matches!(error, Error::OutOfMemory { wanted: 5, .. }), "{error}");
+        assert_eq!(faults.allocations(), 3);
     }
 
     #[test]

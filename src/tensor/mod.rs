@@ -207,8 +207,10 @@ impl Tensor {
 }
 
 /// Many at once: that is what processors have instructions for.
-fn decode_f16(bytes: &[u8]) -> Vec<f32> {
-    let mut values = vec![0.0; bytes.len() / 2];
+fn decode_f16(bytes: &[u8], values: &mut Vec<f32>) {
+    let start = values.len();
+    values.resize(start + bytes.len() / 2, 0.0);
+    let values = &mut values[start..];
     let mut halves = [f16::ZERO; 1024];
     for (bytes, values) in bytes.chunks(2 * halves.len()).zip(values.chunks_mut(halves.len())) {
         let halves = &mut halves[..values.len()];
@@ -217,20 +219,30 @@ fn decode_f16(bytes: &[u8]) -> Vec<f32> {
         }
         halves.convert_to_f32_slice(values);
     }
-    values
+}
+
+/// Appends little-endian floats as [`decode`] gives them. Whether they are floats: it does nothing with others.
+pub(crate) fn append_floats(values: &mut Vec<f32>, dtype: DType, bytes: &[u8]) -> bool {
+    let single = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+    let brain = |b: &[u8]| bf16::from_bits(u16::from_le_bytes([b[0], b[1]])).to_f32();
+    match dtype {
+        DType::F32 => values.extend(bytes.chunks_exact(4).map(single)),
+        DType::F16 => decode_f16(bytes, values),
+        DType::BF16 => values.extend(bytes.chunks_exact(2).map(brain)),
+        _ => return false,
+    }
+    true
 }
 
 /// Little-endian elements or blocks, as files have them, as `f32`.
 pub fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
-    let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
     let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     match dtype {
-        DType::F32 => bytes.chunks_exact(4).map(|b| f32::from_bits(four(b))).collect(),
-        DType::F16 => decode_f16(bytes),
-        DType::BF16 => bytes
-            .chunks_exact(2)
-            .map(|b| bf16::from_bits(two(b)).to_f32())
-            .collect(),
+        DType::F32 | DType::F16 | DType::BF16 => {
+            let mut values = Vec::with_capacity(bytes.len() / dtype.bytes(1));
+            append_floats(&mut values, dtype, bytes);
+            values
+        }
         DType::U32 => bytes.chunks_exact(4).map(|b| four(b) as f32).collect(),
         DType::I8 => bytes.iter().map(|&b| f32::from(b as i8)).collect(),
         blocks => quant::decode(blocks, bytes),

@@ -216,10 +216,10 @@ fn what_is_kept_goes_when_there_is_no_room() {
 
     // Sessions are refused, and with them goes what nobody holds; what a session holds stays.
     let session = prepare("a", 256).expect("fits");
-    gpu.pretend_out_of_memory_above(0);
+    gpu.faults().refuse_above(0);
     prepare("b", 512).expect_err("no room");
     assert_eq!(held(), a);
-    gpu.pretend_out_of_memory_above(u64::MAX);
+    gpu.faults().refuse_above(u64::MAX);
     drop(session);
     drop(prepare("c", 1024).expect("fits"));
     assert_eq!(held(), a + c);

@@ -210,6 +210,11 @@ impl Schedule {
         self.stages.iter().map(runs).sum()
     }
 
+    /// Height and width of what goes in.
+    pub fn input(&self) -> [usize; 2] {
+        self.size.map(|n| n * self.stages[0].scale[0])
+    }
+
     /// Sessions, one after the other.
     pub fn sessions(&self) -> usize {
         self.stages.iter().map(|stage| stage.passes.len()).sum()
@@ -278,6 +283,20 @@ impl Schedule {
             .filter(|bytes| cap.is_none_or(|cap| *bytes <= cap))
             .max()
             .unwrap_or(0)
+    }
+
+    /// Prepares every session and drops it again: what stays is compiled kernels.
+    ///
+    /// # Errors
+    /// If one does not fit.
+    pub async fn compile(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<()> {
+        for stage in &self.stages {
+            for pass in &stage.passes {
+                let (graph, _) = stage.graph(half, self.dtype, pass)?;
+                device.prepare(&graph, half.weights, policy).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Prepares the largest session, so that there is room for all of them. Where weights take turns, that is the largest with its weights,

@@ -5,6 +5,7 @@ use crate::backend::{Device, Kept, Session};
 use crate::diffusion::reroute::{Fallback, Holding, Job, Site};
 use crate::engine::Event;
 use crate::error::{Error, Result};
+use crate::memory::budget;
 use crate::plan::Policy;
 use crate::tensor::{DType, Tensor, TensorType};
 use crate::tiling::crop;
@@ -150,14 +151,15 @@ impl Schedule {
             dtype: self.dtype,
         };
         let on_cpu = site.device.caps().is_none();
+        let faults = site.device.faults();
         let of = self.runs() as u32;
         site.run(&job, held, on, async |session, mut fallback, on| {
             let here = on_cpu || matches!(session, Session::Gpu(_));
-            let mut run = PassRun::new(stage, pass, statistics, self.size);
+            let mut run = PassRun::new(stage, pass, statistics, self.size, faults)?;
             let [tile, whole] = stage.sizes(self.size, 0);
             let dtype = if here { self.dtype } else { DType::F32 };
             let ty = stage.input_as(dtype);
-            let mut x_tile = Tensor::of(ty.clone(), vec![0.0; ty.count()]);
+            let mut x_tile = Tensor::of(ty.clone(), budget::vec(ty.count(), faults)?);
             let mut count = *done;
             for at in stage.grid.tiles() {
                 proceed()?;

@@ -2,6 +2,8 @@ use super::moments::Moments;
 use super::{Cut, Half};
 use crate::error::Result;
 use crate::graph::{Graph, Source, Value};
+use crate::memory::budget;
+use crate::memory::faults::Faults;
 use crate::models::{Part, Side, TileNorms};
 use crate::plan::Output;
 use crate::tensor::{DType, Tensor, TensorType};
@@ -153,7 +155,13 @@ pub(super) struct PassRun<'a> {
 }
 
 impl<'a> PassRun<'a> {
-    pub(super) fn new(stage: &'a Stage, pass: &Pass, statistics: &[Vec<Moments>], size: [usize; 2]) -> Self {
+    pub(super) fn new(
+        stage: &'a Stage,
+        pass: &Pass,
+        statistics: &[Vec<Moments>],
+        size: [usize; 2],
+        faults: &Faults,
+    ) -> Result<Self> {
         let given = statistics.iter().take(pass.given).enumerate().map(|(i, rows)| {
             let data: Vec<f32> = rows.iter().flat_map(Moments::given).collect();
             (Graph::norm_input(i), Tensor::new([data.len() / 3, 3], data))
@@ -162,16 +170,16 @@ impl<'a> PassRun<'a> {
         let (mut weights, mut result) = ([Vec::new(), Vec::new()], Vec::new());
         if pass.result {
             weights = [&stage.grid.y, &stage.grid.x].map(|axis| axis.weights(stage.scale[1], stage.margin));
-            result = vec![0.0; stage.output.shape[1] * whole[0] * whole[1]];
+            result = budget::vec(stage.output.shape[1] * whole[0] * whole[1], faults)?;
         }
-        Self {
+        Ok(Self {
             given: given.collect(),
             found: Vec::new(),
             stage,
             weights,
             whole,
             result,
-        }
+        })
     }
 
     /// Takes the results of a tile.

@@ -20,17 +20,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut engine = pollster::block_on(Engine::embedded(&options))?;
         let on = |event| {
             if let Event::Note(note) = event {
-                println!("note: {note}");
+                eprintln!("note: {note}");
             }
         };
         let pictures = engine.generate_blocking(&request, on, &Cancel::new())?;
         let engaged = engine.engaged().expect("a run has been given its memory").clone();
-        println!("{}: {} bytes at most", engaged.tier.name(), engaged.peak);
+        eprintln!("{}: {} bytes at most", engaged.tier.name(), engaged.peak);
         Ok::<_, rotile::Error>(pictures[0].image.clone())
     };
     let resident = generate(None)?;
     // A quarter of what the CPU takes for it, and less than half of what a GPU does.
     let streamed = generate(Some("10MiB".parse()?))?;
-    println!("the same picture: {}", resident == streamed);
+    eprintln!("the same picture: {}", resident == streamed);
     Ok(())
 }

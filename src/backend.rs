@@ -35,6 +35,12 @@ pub enum Session {
 #[derive(Debug)]
 pub struct Kept(#[expect(dead_code, reason = "held, not read")] Guard);
 
+impl From<Guard> for Kept {
+    fn from(guard: Guard) -> Self {
+        Self(guard)
+    }
+}
+
 /// What plans are made for: a device, or what is known of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner<'a> {

@@ -300,6 +300,16 @@ pub enum PlanError {
         /// Ways it has.
         known: String,
     },
+    /// Working memory cannot be told for a storage with which nothing was measured.
+    #[error(
+        "working memory was not measured with {dtype} storage, but with {known}: use one of those, or `rotile calibrate`"
+    )]
+    Unpriced {
+        /// Storage asked for.
+        dtype: String,
+        /// Those that were measured.
+        known: String,
+    },
 }
 
 /// The GPU or its driver refused something.

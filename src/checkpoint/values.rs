@@ -197,6 +197,9 @@ impl Checkpoint {
             Tensor::packed(ty, bytes.into_owned())
         } else if ty.dtype == dtype {
             Tensor::from_bytes(ty, &bytes)
+        } else if dtype == DType::F32 {
+            // They are that already: no copies, which for a large weight would be most of what loading takes.
+            Tensor::of(ty.with_dtype(dtype), Tensor::from_bytes(ty, &bytes).data)
         } else {
             Tensor::from_bytes(ty, &bytes).to_dtype(dtype)
         })

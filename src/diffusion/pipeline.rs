@@ -256,6 +256,11 @@ impl Pipeline {
         &self.vae
     }
 
+    /// The autoencoder, to run it alone.
+    pub fn vae_mut(&mut self) -> &mut VaeRunner {
+        &mut self.vae
+    }
+
     /// The models and their sizes.
     pub fn models(&self) -> &Models {
         &self.models

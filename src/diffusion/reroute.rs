@@ -4,7 +4,7 @@
 //! moves too. Both ways lead through [`reroute`], which puts everything back whatever happens, and only that graph moves: the next one
 //! is asked for again.
 
-use crate::backend::{Device, Planner, Session};
+use crate::backend::{Device, Kept, Planner, Session};
 use crate::checkpoint::Weights;
 use crate::cpu::Cpu;
 use crate::diffusion::vae::VaeOptions;
@@ -12,6 +12,7 @@ use crate::engine::Event;
 use crate::error::{Error, GpuError, PlanError, Result};
 use crate::graph::Graph;
 use crate::memory::budget;
+use crate::memory::residency::{Guard, Home, WeightRef};
 use crate::memory::route::{Capacity, Need, Ratio, Setting, Verdict, decide};
 use crate::plan::{Plan, Policy};
 use crate::tensor::DType;
@@ -31,6 +32,20 @@ pub(super) struct Fallback {
     pub(super) moved: usize,
     said: BTreeSet<String>,
     faults: Vec<Fault>,
+    /// Kept where a test asks for it.
+    pub(super) moves: Option<Vec<Moved>>,
+}
+
+/// Bytes of weights around a graph that has moved: before it, while the CPU has it, and after it; on the host and on the device each.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Before.
+    pub before: [u64; 2],
+    /// Meanwhile.
+    pub away: [u64; 2],
+    /// After.
+    pub after: [u64; 2],
 }
 
 /// A fault that a test asks for.
@@ -128,10 +143,11 @@ impl Fallback {
         self.faults.push(fault);
     }
 
-    /// What a GPU has; `taken` bytes of it have been given to the autoencoder already.
-    pub(super) fn capacity(&self, device: &Device, taken: u64) -> Option<Capacity> {
+    /// What a GPU has; of a cap, what the weights there leave.
+    pub(super) fn capacity(&self, device: &Device) -> Option<Capacity> {
         let caps = device.caps()?;
         let free = budget::free(Some(caps));
+        let taken = device.residency().bytes(Home::Device);
         Some(Capacity::of(
             caps,
             free,
@@ -188,39 +204,126 @@ impl Fallback {
     }
 }
 
-/// Weights of a graph that are on the CPU for a while.
+/// Weights that stay on the device from graph to graph.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    weights: Vec<WeightRef>,
+    kept: Vec<Kept>,
+}
+
+impl Holding {
+    /// Holds the weights of a session, which are those of a checkpoint.
+    ///
+    /// # Errors
+    /// If the checkpoint has no such weights.
+    pub(super) fn of(session: &Session, weights: &Weights) -> Result<Self> {
+        Ok(Self {
+            weights: WeightRef::of(weights, &session.plan().weights, |_| true)?,
+            kept: vec![session.keep_weights()],
+        })
+    }
+
+    /// Holds what another holds too.
+    pub(super) fn join(&mut self, other: Self) {
+        let held = self.weights.len();
+        let new = |weight: &WeightRef| !self.weights[..held].iter().any(|known| known.is_tied_to(weight));
+        let new: Vec<_> = other.weights.into_iter().filter(new).collect();
+        if !new.is_empty() {
+            self.kept.extend(other.kept);
+        }
+        self.weights.extend(new);
+    }
+
+    /// What keeps them.
+    pub(super) fn into_kept(self) -> Vec<Kept> {
+        self.kept
+    }
+}
+
+impl From<Vec<Kept>> for Holding {
+    fn from(kept: Vec<Kept>) -> Self {
+        Self {
+            weights: Vec::new(),
+            kept,
+        }
+    }
+}
+
+/// Weights that are away from the device for a while.
 #[derive(Debug)]
 struct Away {
-    cpu: Cpu,
+    /// Those that were held there.
+    weights: Vec<WeightRef>,
+    /// Holds those of the graph on the host.
+    host: Guard,
 }
 
 impl Away {
-    /// Brings the weights within reach of the CPU. Those that the device has stay there; a session of the CPU reads its own, which go
-    /// with it.
-    fn switch() -> Self {
-        Self { cpu: Cpu::default() }
+    /// Lets go of what is held on the device, and moves the weights of a graph to the host. What sessions hold on the device stays there,
+    /// and the host has a copy of its own.
+    ///
+    /// # Errors
+    /// If one cannot be brought, or there is no room: then nothing has moved.
+    fn switch(device: &Device, graph: &[WeightRef], holding: &mut Holding, host: &Cpu) -> Result<Self> {
+        let Holding { weights, kept } = std::mem::take(holding);
+        drop(kept);
+        let residency = device.residency();
+        let free = |weight: &&WeightRef| Home::ALL.iter().all(|home| residency.holders(weight, *home) == 0);
+        let free: Vec<_> = graph.iter().filter(free).cloned().collect();
+        let moved = residency
+            .reassign(&free, Home::Host, &host.store())
+            .and_then(|()| residency.lock(graph, Home::Host, &host.store()));
+        match moved {
+            Ok(host) => Ok(Self { weights, host }),
+            Err(error) => {
+                bring(weights, device, holding)?;
+                Err(error)
+            }
+        }
     }
 
     /// Puts everything back as it was.
     ///
     /// # Errors
-    /// If the device does not work any more. A lost one is no failure: there is nothing to put back.
-    async fn restore(self, fallback: &mut Fallback, device: &Device) -> Result<()> {
-        drop(self.cpu);
+    /// If the weights cannot be brought, or the device does not work any more. A lost one is no failure: there is nothing to bring back.
+    async fn restore(self, fallback: &mut Fallback, device: &Device, holding: &mut Holding) -> Result<()> {
+        drop(self.host);
         if fallback.strikes(&Fault::Restore) {
             return Err(GpuError::OutOfMemory { wanted: 0 }.into());
         }
-        let Device::Gpu(gpu) = device else { return Ok(()) };
-        match gpu.idle().await {
-            Err(lost @ GpuError::DeviceLost(_)) => fallback.lost = Some(lost),
-            other => other?,
+        let mut result = device.settle().await;
+        if result.is_ok() {
+            result = bring(self.weights, device, holding);
         }
-        Ok(())
+        if result.is_ok() {
+            // Memory that is not there is an error of the queue.
+            result = device.settle().await;
+        }
+        match result {
+            Err(Error::Gpu(lost @ GpuError::DeviceLost(_))) => {
+                fallback.lost = Some(lost);
+                Ok(())
+            }
+            result => result,
+        }
     }
 }
 
+/// Brings weights to the device and holds them there.
+fn bring(weights: Vec<WeightRef>, device: &Device, holding: &mut Holding) -> Result<()> {
+    if weights.is_empty() {
+        return Ok(());
+    }
+    let guard = device.residency().lock(&weights, Home::Device, &device.store())?;
+    *holding = Holding {
+        weights,
+        kept: vec![guard.into()],
+    };
+    Ok(())
+}
+
 /// Runs a graph on the CPU in place of `device`: brings its weights there, runs it, and puts everything back on every way out. If that
-/// cannot be done, the fallback has ended.
+/// cannot be done, the fallback has ended. `graph` is what the CPU reads, `holding` what is held on the device meanwhile.
 ///
 /// # Errors
 /// The one of the `refusal` if the CPU cannot run it either; [`Error::Unrestored`] if something could not be put back; or if it was
@@ -229,24 +332,44 @@ pub(super) async fn reroute<T>(
     fallback: &mut Fallback,
     device: &Device,
     refusal: Refusal,
+    (graph, holding): (&[WeightRef], &mut Holding),
     on: &mut dyn FnMut(Event),
     run: impl AsyncFnOnce(&Device, &mut dyn FnMut(Event)) -> Result<T>,
 ) -> Result<T> {
+    let Device::Gpu(gpu) = device else {
+        return Err(refusal.error);
+    };
     if let Error::Gpu(lost @ GpuError::DeviceLost(_)) = &refusal.error {
         fallback.lost = Some(lost.clone());
     }
-    let known = fallback.lost.is_some();
-    let away = Away::switch();
+    let (known, host) = (fallback.lost.is_some(), gpu.host());
+    let bytes = || Home::ALL.map(|home| device.residency().real_bytes(home));
+    let mut moved = Moved {
+        before: bytes(),
+        ..Moved::default()
+    };
+    let away = match Away::switch(device, graph, holding, &host) {
+        Ok(away) => away,
+        Err(error) => {
+            tracing::warn!("the weights cannot move to the CPU: {error}");
+            return Err(refusal.error);
+        }
+    };
+    moved.away = bytes();
     let result = match fallback.strikes(&Fault::Cpu) {
         true => Err(Error::OutOfMemory {
             wanted: 0,
             available: None,
         }),
-        false => run(&Device::Cpu(away.cpu.clone()), on).await,
+        false => run(&Device::Cpu(host), on).await,
     };
-    if let Err(error) = away.restore(fallback, device).await {
+    if let Err(error) = away.restore(fallback, device, holding).await {
         fallback.ended = Some(error.to_string());
         return Err(Error::Unrestored(Box::new(error)));
+    }
+    moved.after = bytes();
+    if let Some(moves) = &mut fallback.moves {
+        moves.push(moved);
     }
     if let Some(lost) = fallback.lost.as_ref().filter(|_| !known) {
         on(Event::Note(format!("{lost}; what the CPU has computed is kept")));
@@ -254,7 +377,7 @@ pub(super) async fn reroute<T>(
     match result {
         Ok(value) => {
             fallback.moved += 1;
-            tracing::debug!(moved = fallback.moved, "put back after a run on the CPU");
+            tracing::debug!(count = fallback.moved, ?moved, "put back after a run on the CPU");
             Ok(value)
         }
         Err(Error::Cancelled) => Err(Error::Cancelled),
@@ -282,8 +405,6 @@ pub(super) struct Job<'a> {
     pub(super) build: &'a dyn Fn(&Weights, DType) -> Result<Graph>,
     pub(super) weights: &'a Weights,
     pub(super) dtype: DType,
-    /// Names of weights that the device has, and their bytes.
-    pub(super) held: &'a [(String, u64)],
 }
 
 impl Site<'_> {
@@ -295,15 +416,21 @@ impl Site<'_> {
     pub(super) async fn run<T>(
         &mut self,
         job: &Job<'_>,
+        holding: &mut Holding,
         on: &mut dyn FnMut(Event),
         mut work: impl AsyncFnMut(&mut Session, Option<&mut Fallback>, &mut dyn FnMut(Event)) -> Result<T>,
     ) -> Result<T> {
         let device = self.device;
-        let Some(fallback) = self.fallback.as_deref_mut().filter(|f| f.can(device)) else {
+        let Some(fallback) = self.fallback.as_deref_mut() else {
             let graph = (job.build)(job.weights, job.dtype)?;
             let mut session = device.prepare(&graph, job.weights, self.policy).await?;
             return work(&mut session, None, on).await;
         };
+        if !fallback.can(device) {
+            let graph = (job.build)(job.weights, job.dtype)?;
+            let mut session = device.prepare(&graph, job.weights, self.policy).await?;
+            return work(&mut session, Some(fallback), on).await;
+        }
         let refusal = match preflight(fallback, device, self.policy, job)? {
             Preflight::Move(refusal) => refusal,
             Preflight::Run(graph, need, capacity) => {
@@ -320,13 +447,19 @@ impl Site<'_> {
         fallback.say((self.task, job.dtype), &refusal, device, on);
         let policy = self.policy;
         let weights = for_cpu(job.weights, policy);
-        reroute(fallback, device, refusal, on, async |cpu, on| {
-            let graph = (job.build)(&weights, DType::F32)?;
+        let graph = (job.build)(&weights, DType::F32)?;
+        let needed = cpu_weights(&graph, &weights)?;
+        reroute(fallback, device, refusal, (&needed, holding), on, async |cpu, on| {
             let mut session = cpu.prepare(&graph, &weights, policy).await?;
             work(&mut session, None, on).await
         })
         .await
     }
+}
+
+/// What the CPU reads to run a graph.
+pub(super) fn cpu_weights(graph: &Graph, weights: &Weights) -> Result<Vec<WeightRef>> {
+    Ok(WeightRef::of(weights, &Plan::cpu(graph).weights, |_| true)?)
 }
 
 /// Weights as the CPU has them.
@@ -344,8 +477,7 @@ enum Preflight {
 
 /// Holds what a graph needs against what the device has.
 fn preflight(fallback: &Fallback, device: &Device, policy: &Policy, job: &Job<'_>) -> Result<Preflight> {
-    let taken = job.held.iter().map(|(_, bytes)| bytes).sum();
-    let Some(capacity) = fallback.capacity(device, taken) else {
+    let Some(capacity) = fallback.capacity(device) else {
         return Err(Error::Request("the CPU has no fallback".into()));
     };
     if let Some(lost) = &fallback.lost {
@@ -354,7 +486,7 @@ fn preflight(fallback: &Fallback, device: &Device, policy: &Policy, job: &Job<'_
     let graph = (job.build)(job.weights, job.dtype)?;
     let planned = Planner::of(device, policy).plan(&graph);
     let (need, refused) = match planned {
-        Ok(plan) => (pending(&plan, device, job.held), None),
+        Ok(plan) => (need(&plan, device, job.weights)?, None),
         Err(error) => match too_large(&error) {
             Some(need) => (need, Some(error)),
             None => return Err(error),
@@ -378,14 +510,15 @@ fn preflight(fallback: &Fallback, device: &Device, policy: &Policy, job: &Job<'_
     })
 }
 
-fn pending(plan: &Plan, device: &Device, held: &[(String, u64)]) -> Need {
-    let there = |name: &str| held.iter().any(|(known, _)| known == name);
-    let pending = plan.weights.iter().filter(|weight| !there(&weight.name));
-    let pending = pending.map(|weight| weight.ty.byte_len() as u64).sum();
-    match device.caps() {
-        Some(caps) => Need::of(plan, pending, caps),
-        None => Need::default(),
-    }
+/// What a plan needs, with the weights that the device does not have yet.
+pub(super) fn need(plan: &Plan, device: &Device, weights: &Weights) -> Result<Need> {
+    let Some(caps) = device.caps() else {
+        return Ok(Need::default());
+    };
+    let weights = WeightRef::of(weights, &plan.weights, |_| true)?;
+    let away = |weight: &&WeightRef| device.residency().resident(weight, Home::Device).is_none();
+    let pending = weights.iter().filter(away).map(|weight| weight.ty().byte_len() as u64);
+    Ok(Need::of(plan, pending.sum(), caps))
 }
 
 /// What a graph needs at least that cannot be planned, for its size.

@@ -21,13 +21,10 @@ use crate::error::{Error, GpuError};
 use crate::gpu::kernel::KernelCache;
 use crate::memory::faults::{Faults, Submitted};
 use crate::memory::offload::staging;
+use crate::memory::peak::BLOCK;
 use crate::memory::residency::{Residency, Store};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use upload::GpuStore;
-
-/// Bytes that the driver is asked for at a time for small buffers; larger ones have memory of their own. Larger blocks, which wgpu
-/// has by default, hold little more than one weight each, and what is left of them is lost.
-const BLOCK: u64 = 4 << 20;
 
 /// An open GPU. Clones are the same device.
 #[derive(Clone, Debug)]

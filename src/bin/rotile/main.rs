@@ -9,6 +9,7 @@ mod decode;
 mod devices;
 mod encode;
 mod generate;
+mod heap;
 mod inspect;
 mod kernels;
 mod latent;
@@ -28,6 +29,7 @@ use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    heap::give_back();
     let cli = Cli::parse();
     log(cli.verbose);
     match run(&cli) {
@@ -73,7 +75,7 @@ fn code(error: &anyhow::Error) -> u8 {
     match error {
         Some(Error::Cancelled) => 130,
         Some(Error::Request(_)) => 2,
-        Some(Error::Plan(PlanError::UnknownWay { .. } | PlanError::NoF16(_))) => 2,
+        Some(Error::Plan(PlanError::UnknownWay { .. } | PlanError::NoF16(_) | PlanError::Unpriced { .. })) => 2,
         _ => 1,
     }
 }

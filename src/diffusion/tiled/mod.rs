@@ -13,7 +13,6 @@ mod run;
 mod stage;
 
 pub use route::{Room, Route, TileOptions, route};
-pub(super) use run::Holding;
 
 use crate::backend::{Device, Planner, Session};
 use crate::checkpoint::Weights;
@@ -211,6 +210,11 @@ impl Schedule {
         self.stages.iter().map(runs).sum()
     }
 
+    /// Height and width of what goes in.
+    pub fn input(&self) -> [usize; 2] {
+        self.size.map(|n| n * self.stages[0].scale[0])
+    }
+
     /// Sessions, one after the other.
     pub fn sessions(&self) -> usize {
         self.stages.iter().map(|stage| stage.passes.len()).sum()
@@ -281,24 +285,48 @@ impl Schedule {
             .unwrap_or(0)
     }
 
-    /// Prepares the largest session, so that there is room for all of them. Where weights take turns, it is the largest with its weights.
+    /// Prepares every session and drops it again: what stays is compiled kernels.
+    ///
+    /// # Errors
+    /// If one does not fit.
+    pub async fn compile(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<()> {
+        for stage in &self.stages {
+            for pass in &stage.passes {
+                let (graph, _) = stage.graph(half, self.dtype, pass)?;
+                device.prepare(&graph, half.weights, policy).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares the largest session, so that there is room for all of them. Where weights take turns, that is the largest with its weights,
+    /// once the largest without them has shown that it fits.
     ///
     /// # Errors
     /// If there is none.
     pub async fn reserve(&self, half: Half<'_>, (device, policy): (&Device, &Policy)) -> Result<Session> {
-        let mut largest = (0, None);
+        let planner = Planner::of(device, policy);
+        let mut graphs = Vec::new();
         for stage in &self.stages {
             for pass in &stage.passes {
                 let (graph, _) = stage.graph(half, self.dtype, pass)?;
-                let planner = Planner::of(device, policy);
                 let bytes = planner.bytes(&planner.plan(&graph)?);
-                let bytes = if self.turns { bytes.total() } else { bytes.session() };
-                if bytes >= largest.0 {
-                    largest = (bytes, Some(graph));
-                }
+                graphs.push((bytes, graph));
             }
         }
-        let graph = largest.1.expect("an autoencoder has parts");
-        device.prepare(&graph, half.weights, policy).await
+        let largest = |of: fn(&Bytes) -> u64| {
+            let largest = graphs.iter().max_by_key(|(bytes, _)| of(bytes));
+            largest.expect("an autoencoder has parts")
+        };
+        let (session, graph) = largest(|bytes| bytes.session());
+        if !self.turns {
+            return device.prepare(graph, half.weights, policy).await;
+        }
+        let (total, whole) = largest(|bytes| bytes.total());
+        if session.session() > total.session() {
+            drop(device.prepare(graph, half.weights, policy).await?);
+            device.settle().await?;
+        }
+        device.prepare(whole, half.weights, policy).await
     }
 }

@@ -2,7 +2,7 @@ use super::moments::Moments;
 use super::stage::{Pass, PassRun, Stage};
 use super::{Half, Ran, Schedule};
 use crate::backend::{Device, Kept, Session};
-use crate::diffusion::reroute::{Fallback, Job, Site};
+use crate::diffusion::reroute::{Fallback, Holding, Job, Site};
 use crate::engine::Event;
 use crate::error::{Error, Result};
 use crate::memory::budget;
@@ -11,50 +11,11 @@ use crate::tensor::{DType, Tensor, TensorType};
 use crate::tiling::crop;
 use std::borrow::Cow;
 
-/// Weights that stay on the device from pass to pass.
-#[derive(Debug, Default)]
-pub(in crate::diffusion) struct Holding {
-    names: Vec<(String, u64)>,
-    kept: Vec<Kept>,
-}
-
-impl Holding {
-    /// Holds the weights of a session.
-    pub(in crate::diffusion) fn of(session: &Session) -> Self {
-        let weights = session.plan().weights.iter();
-        Self {
-            names: weights.map(|w| (w.name.clone(), w.ty.byte_len() as u64)).collect(),
-            kept: vec![session.keep_weights()],
-        }
-    }
-
-    fn add(&mut self, other: Self) {
-        join(&mut self.names, other.names);
-        self.kept.extend(other.kept);
-    }
-
-    /// What keeps them.
-    pub(in crate::diffusion) fn into_kept(self) -> Vec<Kept> {
-        self.kept
-    }
-}
-
-fn join(known: &mut Vec<(String, u64)>, new: Vec<(String, u64)>) {
-    for weight in new {
-        if !known.contains(&weight) {
-            known.push(weight);
-        }
-    }
-}
-
 /// What goes through the stages.
 struct State<'a> {
     /// The activation of the whole picture.
     x: Cow<'a, [f32]>,
     statistics: Vec<Vec<Moments>>,
-    held: Holding,
-    /// Weights that the device has, with those of the last time.
-    known: Vec<(String, u64)>,
     ran: Ran,
     done: usize,
     /// Runs that have been reported.
@@ -90,17 +51,14 @@ impl Schedule {
             fallback: None,
             task: "",
         };
-        let mut held = Holding {
-            names: Vec::new(),
-            kept: std::mem::take(kept),
-        };
+        let mut held = Holding::from(std::mem::take(kept));
         let on = &mut |event| {
             if let Event::Tile { done, .. } = event {
                 on(done as usize);
             }
         };
         let result = self.run_at(half, &mut site, &mut held, input, on, &proceed).await?;
-        *kept = held.kept;
+        *kept = held.into_kept();
         Ok(result)
     }
 
@@ -109,7 +67,7 @@ impl Schedule {
         &self,
         half: Half<'_>,
         site: &mut Site<'_>,
-        kept: &mut Holding,
+        held: &mut Holding,
         input: &Tensor,
         on: &mut dyn FnMut(Event),
         proceed: &dyn Fn() -> Result<()>,
@@ -120,14 +78,11 @@ impl Schedule {
             return Err(Error::Request(format!("the input is {}, not {wanted}", input.ty)));
         }
         if self.turns {
-            *kept = Holding::default();
+            *held = Holding::default();
         }
         let mut state = State {
             x: Cow::Borrowed(&input.data),
             statistics: Vec::new(),
-            held: Holding::default(),
-            // They stay until this run has its own.
-            known: kept.names.clone(),
             ran: Ran::default(),
             done: 0,
             said: 0,
@@ -136,7 +91,13 @@ impl Schedule {
             let mut result = Vec::new();
             for pass in &stage.passes {
                 proceed()?;
-                let passed = self.pass((stage, pass), half, site, &mut state, on, proceed).await?;
+                if self.turns {
+                    // What was dropped is freed before more is taken. A device that fails says so again.
+                    site.device.settle().await.ok();
+                }
+                let passed = self
+                    .pass((stage, pass), half, site, (&mut state, held), on, proceed)
+                    .await?;
                 state.done += stage.grid.count();
                 if pass.result {
                     state.statistics.clear();
@@ -151,15 +112,13 @@ impl Schedule {
                     Some((holding, ran)) => {
                         state.ran.join(ran);
                         if !self.turns {
-                            join(&mut state.known, holding.names.clone());
-                            state.held.add(holding);
+                            held.join(holding);
                         }
                     }
                 }
             }
             state.x = Cow::Owned(result);
         }
-        *kept = state.held;
         let last = self.stages.last().expect("an autoencoder has parts");
         let [_, [h, w]] = last.sizes(self.size, 1);
         let result = Tensor::new([1, last.output.shape[1], h, w], state.x.into_owned());
@@ -171,7 +130,7 @@ impl Schedule {
         (stage, pass): (&Stage, &Pass),
         half: Half<'_>,
         site: &mut Site<'_>,
-        state: &mut State<'_>,
+        (state, held): (&mut State<'_>, &mut Holding),
         on: &mut dyn FnMut(Event),
         proceed: &dyn Fn() -> Result<()>,
     ) -> Result<Passed> {
@@ -182,7 +141,6 @@ impl Schedule {
         let State {
             x,
             statistics,
-            known,
             done,
             said,
             ..
@@ -191,12 +149,11 @@ impl Schedule {
             build: &build,
             weights: half.weights,
             dtype: self.dtype,
-            held: known,
         };
         let on_cpu = site.device.caps().is_none();
         let faults = site.device.faults();
         let of = self.runs() as u32;
-        site.run(&job, on, async |session, mut fallback, on| {
+        site.run(&job, held, on, async |session, mut fallback, on| {
             let here = on_cpu || matches!(session, Session::Gpu(_));
             let mut run = PassRun::new(stage, pass, statistics, self.size, faults)?;
             let [tile, whole] = stage.sizes(self.size, 0);
@@ -231,7 +188,11 @@ impl Schedule {
             Ok(Passed {
                 result: run.result,
                 found: run.found,
-                here: here.then(|| (Holding::of(session), ran)),
+                here: if here {
+                    Some((Holding::of(session, half.weights)?, ran))
+                } else {
+                    None
+                },
             })
         })
         .await

@@ -9,9 +9,9 @@ mod task;
 
 pub use task::{Storage, VaeDType, VaeOptions, VaeTask};
 
-pub use super::reroute::Fault;
-use super::reroute::{Fallback, Refusal};
-use super::tiled::{Holding, Ran, Schedule};
+use super::reroute::{Fallback, Holding, Refusal};
+pub use super::reroute::{Fault, Moved};
+use super::tiled::{Ran, Schedule};
 use crate::backend::{Device, Kept, Session};
 use crate::checkpoint::Weights;
 use crate::engine::{Cancel, Event};
@@ -98,6 +98,12 @@ impl VaeRunner {
     #[doc(hidden)]
     pub fn inject(&mut self, fault: Fault) {
         self.fallback.inject(fault);
+    }
+
+    /// What has moved since this was first asked: for tests.
+    #[doc(hidden)]
+    pub fn moves(&mut self) -> &[Moved] {
+        self.fallback.moves.get_or_insert_default()
     }
 
     /// The model and its sizes.

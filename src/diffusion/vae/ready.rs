@@ -1,10 +1,11 @@
 use super::{KEPT, Tiled, VaeDType, VaeRunner, VaeTask};
 use crate::backend::{Planner, Session};
-use crate::diffusion::reroute::{Refusal, shortage, too_large};
-use crate::diffusion::tiled::{Half, Holding, Room, Route, route};
+use crate::diffusion::reroute::{Holding, Refusal, need, shortage, too_large};
+use crate::diffusion::tiled::{Half, Room, Route, route};
 use crate::engine::Event;
 use crate::error::{Error, GpuError, PlanError, Result};
 use crate::memory::budget;
+use crate::memory::residency::Home;
 use crate::memory::route::{Capacity, Need, Ratio};
 use crate::models::Side;
 use crate::tensor::DType;
@@ -107,7 +108,10 @@ impl VaeRunner {
                 _ => return Err(error),
             };
             // The driver has less than its limits say: somewhat less may be there. What was refused first is the error in the end.
-            room.device = Some(room.device.unwrap_or(wanted).min(wanted) / 8 * 7);
+            // It starts from what was refused, which may be far less than what is said to be free.
+            let start = room.device.unwrap_or(wanted);
+            let start = if first.is_none() { start.min(wanted) } else { start };
+            room.device = Some(start / 8 * 7);
             let (wanted, earlier) = first.unwrap_or((wanted, error));
             route = match self.route_as(task, dtype, room) {
                 Ok(smaller) => smaller,
@@ -140,12 +144,12 @@ impl VaeRunner {
 
     /// What a task as a whole needs, and what the device has.
     pub(super) fn numbers(&self, task: VaeTask, dtype: DType) -> Result<Option<(Need, Capacity)>> {
-        let Some((caps, capacity)) = self.device.caps().zip(self.fallback.capacity(&self.device, 0)) else {
+        let Some(capacity) = self.fallback.capacity(&self.device) else {
             return Ok(None);
         };
         let graph = task.graph(&self.vae, &self.weights, dtype)?;
         let need = match Planner::of(&self.device, &self.policy).plan(&graph) {
-            Ok(plan) => Need::of(&plan, plan.gpu_bytes().weights, caps),
+            Ok(plan) => need(&plan, &self.device, &self.weights)?,
             Err(error) => match too_large(&error) {
                 Some(need) => need,
                 None => return Err(error),
@@ -177,7 +181,10 @@ impl VaeRunner {
             task,
             dtype,
             schedule,
-            held: reserved.as_ref().map_or_else(Holding::default, Holding::of),
+            held: match &reserved {
+                Some(session) => Holding::of(session, &self.weights)?,
+                None => Holding::default(),
+            },
             reserved,
             ran: None,
         });
@@ -200,10 +207,12 @@ impl VaeRunner {
     /// What this machine has, and what may be taken of it.
     fn room(&self) -> Room {
         let cpu = self.fallback.can(&self.device);
-        let capacity = self.fallback.capacity(&self.device, 0).filter(|_| cpu);
-        let known = capacity
-            .map(|capacity| capacity.budget())
-            .filter(|bytes| *bytes < u64::MAX);
+        // What the autoencoder has there already is part of what its plans count.
+        let taken = self.device.residency().bytes(Home::Device);
+        let capacity = self.fallback.capacity(&self.device).filter(|_| cpu);
+        let known = capacity.map(|capacity| capacity.budget());
+        let known = known.filter(|bytes| *bytes < u64::MAX);
+        let known = known.map(|bytes| bytes.saturating_add(taken));
         Room {
             device: known.or(self.options.max_memory),
             host: budget::available(),

@@ -1,7 +1,7 @@
 use super::{Storage, VaeRunner, VaeTask, check_finite};
 use crate::backend::{Device, Planner, Session};
-use crate::diffusion::reroute::{Refusal, Site, for_cpu, reroute};
-use crate::diffusion::tiled::{Half, Holding, Room, Route, route};
+use crate::diffusion::reroute::{Holding, Refusal, Site, cpu_weights, for_cpu, reroute};
+use crate::diffusion::tiled::{Half, Room, Route, route};
 use crate::engine::{Cancel, Event};
 use crate::error::{Error, Result};
 use crate::plan::Policy;
@@ -86,9 +86,7 @@ impl VaeRunner {
 
     async fn run_whole(&mut self, task: VaeTask, input: &Tensor, dtype: DType) -> Result<Tensor> {
         self.prepare_as(task, dtype).await?;
-        if self.fallback.can(&self.device) {
-            self.fallback.before_run()?;
-        }
+        self.fallback.before_run()?;
         let session = self.prepare_as(task, dtype).await?;
         only(session, task, input).await
     }
@@ -143,9 +141,11 @@ impl VaeRunner {
             side: task.side(),
         };
         let policy = &self.policy;
+        let needed = cpu_weights(&task.graph(&self.vae, &weights, DType::F32)?, &weights)?;
+        let mut held = Holding::default();
         let run =
             async |cpu: &Device, on: &mut dyn FnMut(Event)| on_cpu(cpu, policy, task, half, input, on, cancel).await;
-        let result = reroute(&mut self.fallback, &self.device, refusal, on, run).await?;
+        let result = reroute(&mut self.fallback, &self.device, refusal, (&needed, &mut held), on, run).await?;
         Ok(Outcome {
             result,
             graphs: 1,

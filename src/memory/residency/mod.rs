@@ -5,6 +5,8 @@
 //! may [cast](Guard::cast) it, which changes its real bytes but not those that accounts count; the last unlock puts it back, wherever
 //! it sits. What cannot be put back is dropped and comes from its source the next time.
 //!
+//! Sessions are holders that neither cast nor move: what a [`Session`](crate::backend::Session) has bound are the copies that it found.
+//!
 //! Every change is made of two steps: all new copies are brought, then the book is changed. A failure changes nothing.
 
 mod entry;

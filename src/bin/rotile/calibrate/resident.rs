@@ -34,10 +34,10 @@ impl Sampler {
         })
     }
 
-    /// The most since the start, or since the last call.
-    pub(crate) fn take(&self) -> u64 {
-        self.shared.1.fetch_max(anonymous().unwrap_or(0), Ordering::Relaxed);
-        self.shared.1.swap(0, Ordering::Relaxed)
+    /// The most since the start.
+    pub(crate) fn finish(self) -> u64 {
+        let last = anonymous().unwrap_or(0);
+        self.shared.1.load(Ordering::Relaxed).max(last)
     }
 }
 

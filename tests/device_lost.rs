@@ -9,9 +9,11 @@ mod support;
 
 use pollster::block_on;
 use rotile::backend::Device;
+use rotile::diffusion::vae::VaeOptions;
 use rotile::engine::DeviceChoice;
 use rotile::error::{Error, GpuError};
 use rotile::gpu::AdapterChoice;
+use rotile::media::compare::psnr;
 use rotile::memory::tier::Mode;
 use run::{Run, requests, start};
 use std::collections::BTreeSet;
@@ -38,7 +40,13 @@ fn lost_anywhere_and_made_anew() {
     }
     let device = DeviceChoice::Gpu(AdapterChoice::Best);
     let [_, request] = requests();
-    let mut first = Run::new(&device, Mode::Auto, &request);
+    // With it the autoencoder would go on, on the CPU: see below.
+    let alone = VaeOptions {
+        fallback: false,
+        ..VaeOptions::default()
+    };
+    let engine = || Run::with_vae(&device, Mode::Auto, &request, alone.clone());
+    let mut first = engine();
     let wanted = first.good();
     let latent = block_on(first.engine.encode(&start())).unwrap_or_else(|e| panic!("{e}"));
     let before = first.faults().submissions();
@@ -60,7 +68,7 @@ fn lost_anywhere_and_made_anew() {
     points.push((true, ready));
     let mut stages = BTreeSet::new();
     for (warm, k) in points {
-        let mut run = Run::new(&device, Mode::Auto, &request);
+        let mut run = engine();
         if warm {
             assert!(run.good() == wanted, "a new engine makes another picture");
         }
@@ -87,6 +95,17 @@ fn lost_anywhere_and_made_anew() {
         assert_lost(run.generate(), "a run after all was released");
     }
     println!("lost in {stages:?}");
-    let mut last = Run::new(&device, Mode::Auto, &request);
+    let mut last = engine();
     assert!(last.good() == wanted, "a new engine makes another picture");
+
+    // The CPU decodes in place of a device that is lost after the last step; then the engine is as lost as the others.
+    let mut run = Run::new(&device, Mode::Auto, &request);
+    assert!(run.good() == wanted);
+    run.faults().lose_at(ready);
+    let picture = run.good();
+    let decibels = psnr(&picture.to_tensor().data, &wanted.to_tensor().data);
+    println!("decoded on the CPU: {decibels} dB; {:?}", run.notes);
+    assert!(decibels >= 60.0, "{decibels} dB");
+    assert!(run.notes.iter().any(|note| note.contains("CPU")), "{:?}", run.notes);
+    assert_lost(run.generate(), "the next run");
 }

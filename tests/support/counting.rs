@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicI64, Ordering};
 /// Smaller blocks are book-keeping: names and maps.
 const SMALLEST: usize = 1024;
 
-/// Bytes of larger blocks that come and go with the queues of threads.
-pub(crate) const QUEUES: i64 = 8 << 10;
+/// Bytes of larger blocks that threads keep for themselves, queues and scratch memory: a worker has them once it has had work. Whoever loses
+/// a KiB a run has lost more after a hundred.
+pub(crate) const THREADS: i64 = 64 << 10;
 
 #[global_allocator]
 static COUNTING: Counting = Counting;

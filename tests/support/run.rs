@@ -5,6 +5,7 @@
 use pollster::block_on;
 use rotile::backend::Device;
 use rotile::diffusion::MemoryOptions;
+use rotile::diffusion::vae::VaeOptions;
 use rotile::engine::{Cancel, DeviceChoice, Engine, Event, Options, Request, Stage};
 use rotile::error::Error;
 use rotile::media::Image;
@@ -37,12 +38,17 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(device: &DeviceChoice, mode: Mode, request: &Request) -> Self {
+        Self::with_vae(device, mode, request, VaeOptions::default())
+    }
+
+    pub(crate) fn with_vae(device: &DeviceChoice, mode: Mode, request: &Request, vae: VaeOptions) -> Self {
         let options = Options {
             device: device.clone(),
             memory: MemoryOptions {
                 mode,
                 ..MemoryOptions::default()
             },
+            vae,
             ..Options::default()
         };
         Self {

@@ -1,5 +1,7 @@
 //! An allocator that counts the bytes it has given out: what the CPU side of an engine holds.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -17,6 +19,13 @@ static BYTES: AtomicI64 = AtomicI64::new(0);
 
 struct Counting;
 
+static PEAK: AtomicI64 = AtomicI64::new(0);
+
+/// The most bytes since the last call, and a new start from those that are held now.
+pub(crate) fn take_peak() -> i64 {
+    PEAK.swap(bytes(), Ordering::SeqCst)
+}
+
 /// Bytes in blocks of a KiB or more.
 pub(crate) fn bytes() -> i64 {
     BYTES.load(Ordering::SeqCst)
@@ -24,7 +33,9 @@ pub(crate) fn bytes() -> i64 {
 
 fn count(layout: Layout, sign: i64) {
     if layout.size() >= SMALLEST {
-        BYTES.fetch_add(sign * layout.size() as i64, Ordering::SeqCst);
+        let size = sign * layout.size() as i64;
+        let now = BYTES.fetch_add(size, Ordering::SeqCst) + size;
+        PEAK.fetch_max(now, Ordering::SeqCst);
     }
 }
 

@@ -4,18 +4,23 @@
 //! moves too. Both ways lead through [`reroute`], which puts everything back whatever happens, and only that graph moves: the next one
 //! is asked for again.
 
-use crate::backend::{Device, Kept, Planner, Session};
+mod preflight;
+
+pub(super) use preflight::{need, shortage, too_large};
+
+use crate::backend::{Device, Kept, Session};
 use crate::checkpoint::Weights;
 use crate::cpu::Cpu;
 use crate::diffusion::vae::VaeOptions;
 use crate::engine::Event;
-use crate::error::{Error, GpuError, PlanError, Result};
+use crate::error::{Error, GpuError, Result};
 use crate::graph::Graph;
 use crate::memory::budget;
 use crate::memory::residency::{Guard, Home, WeightRef};
-use crate::memory::route::{Capacity, Need, Ratio, Setting, Verdict, decide};
+use crate::memory::route::{Capacity, Need, Ratio};
 use crate::plan::{Plan, Policy};
 use crate::tensor::DType;
+use preflight::{Preflight, preflight};
 use std::collections::BTreeSet;
 
 /// Whether graphs move to the CPU, and what has become of those that did.
@@ -466,86 +471,4 @@ pub(super) fn cpu_weights(graph: &Graph, weights: &Weights) -> Result<Vec<Weight
 pub(super) fn for_cpu(weights: &Weights, policy: &Policy) -> Weights {
     let (path, _) = policy.convrot.resolve(None);
     weights.clone().with_convrot(path)
-}
-
-/// What is known before anything is allocated.
-enum Preflight {
-    /// The device may try.
-    Run(Graph, Need, Capacity),
-    Move(Refusal),
-}
-
-/// Holds what a graph needs against what the device has.
-fn preflight(fallback: &Fallback, device: &Device, policy: &Policy, job: &Job<'_>) -> Result<Preflight> {
-    let Some(capacity) = fallback.capacity(device) else {
-        return Err(Error::Request("the CPU has no fallback".into()));
-    };
-    if let Some(lost) = &fallback.lost {
-        return Ok(Preflight::Move(Refusal::failed(lost.clone().into(), None)));
-    }
-    let graph = (job.build)(job.weights, job.dtype)?;
-    let planned = Planner::of(device, policy).plan(&graph);
-    let (need, refused) = match planned {
-        Ok(plan) => (need(&plan, device, job.weights)?, None),
-        Err(error) => match too_large(&error) {
-            Some(need) => (need, Some(error)),
-            None => return Err(error),
-        },
-    };
-    let setting = Setting {
-        enabled: true,
-        on_cpu: false,
-        cpu_available: true,
-        // Every graph of a single picture starts from its inputs.
-        stateful: false,
-        can_cut: false,
-    };
-    Ok(match decide(need, capacity, setting) {
-        (Verdict::Run, _) => Preflight::Run(graph, need, capacity),
-        _ => Preflight::Move(Refusal::before(
-            refused.unwrap_or_else(|| shortage(need, capacity)),
-            need,
-            capacity,
-        )),
-    })
-}
-
-/// What a plan needs, with the weights that the device does not have yet.
-pub(super) fn need(plan: &Plan, device: &Device, weights: &Weights) -> Result<Need> {
-    let Some(caps) = device.caps() else {
-        return Ok(Need::default());
-    };
-    let weights = WeightRef::of(weights, &plan.weights, |_| true)?;
-    let away = |weight: &&WeightRef| device.residency().resident(weight, Home::Device).is_none();
-    let pending = weights.iter().filter(away).map(|weight| weight.ty().byte_len() as u64);
-    Ok(Need::of(plan, pending.sum(), caps))
-}
-
-/// What a graph needs at least that cannot be planned, for its size.
-pub(super) fn too_large(error: &Error) -> Option<Need> {
-    let bytes = match error {
-        Error::Plan(PlanError::ExceedsLimit { bytes, .. }) => *bytes,
-        Error::Plan(PlanError::IndexOverflow { .. }) => u64::MAX,
-        _ => return None,
-    };
-    Some(Need {
-        required: bytes,
-        pending: 0,
-        largest: bytes,
-    })
-}
-
-/// The error that a lack of room is.
-pub(super) fn shortage(need: Need, capacity: Capacity) -> Error {
-    match capacity.cap.filter(|cap| need.total() > *cap) {
-        Some(limit) => PlanError::MaxMemory {
-            wanted: need.total(),
-            limit,
-        }
-        .into(),
-        None => Error::OutOfMemory {
-            wanted: need.total(),
-            available: capacity.free,
-        },
-    }
 }

@@ -6,6 +6,7 @@ pub mod pipeline;
 pub mod placement;
 mod reroute;
 pub mod scheduler;
+mod task;
 pub mod tiled;
 pub mod vae;
 

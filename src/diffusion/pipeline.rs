@@ -2,6 +2,8 @@
 
 use super::placement::{Engaged, MemoryOptions};
 use super::scheduler::Scheduler;
+use super::task::rows;
+pub use super::task::{Task, denoise_task};
 use super::vae::{VaeOptions, VaeRunner, VaeTask, check_finite};
 use crate::backend::{Device, Session};
 use crate::checkpoint::{Checkpoint, Weights};
@@ -33,44 +35,6 @@ pub struct Parts {
 
 /// Sessions that are kept for the next picture.
 const KEPT: usize = 8;
-
-/// A task that needs a session of its own: the part and all sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// Token ids `[tokens]` to prompt embeddings.
-    Text {
-        /// Tokens of the prompt, template included.
-        tokens: usize,
-    },
-    /// Prompt embeddings to the tokens that the denoiser sees.
-    Caption {
-        /// Tokens of the prompt.
-        tokens: usize,
-    },
-    /// A latent to the model's output, once a step.
-    Denoise {
-        /// Tokens of the prompt, padded.
-        tokens: usize,
-        /// Rows of the latent.
-        height: usize,
-        /// Columns of the latent.
-        width: usize,
-    },
-    /// A latent to a picture.
-    Decode {
-        /// Rows of the latent.
-        height: usize,
-        /// Columns of the latent.
-        width: usize,
-    },
-    /// A picture to a latent.
-    Encode {
-        /// Rows of the latent.
-        height: usize,
-        /// Columns of the latent.
-        width: usize,
-    },
-}
 
 /// A pipeline on a device.
 #[derive(Debug)]
@@ -180,26 +144,6 @@ impl Models {
                 let graph = VaeTask::Encode { height, width }.graph(vae, weights, dtype)?;
                 Ok((graph, weights))
             }
-        }
-    }
-}
-
-impl Task {
-    /// The part of the autoencoder's runner.
-    pub(super) fn of_vae(self) -> Option<VaeTask> {
-        match self {
-            Self::Decode { height, width } => Some(VaeTask::Decode { height, width }),
-            Self::Encode { height, width } => Some(VaeTask::Encode { height, width }),
-            _ => None,
-        }
-    }
-}
-
-impl From<VaeTask> for Task {
-    fn from(task: VaeTask) -> Self {
-        match task {
-            VaeTask::Decode { height, width } => Self::Decode { height, width },
-            VaeTask::Encode { height, width } => Self::Encode { height, width },
         }
     }
 }
@@ -488,24 +432,5 @@ impl Pipeline {
     /// If there is one.
     pub fn finite(&self, tensor: &Tensor, stage: impl Fn() -> String) -> Result<()> {
         check_finite(tensor, &self.device, self.dtype, stage)
-    }
-}
-
-/// The denoising task for a refined caption and a latent of `height` rows and `width` columns.
-///
-/// # Errors
-/// If the caption is no matrix.
-pub fn denoise_task(caption: &Tensor, height: usize, width: usize) -> Result<Task> {
-    let tokens = rows(caption)?;
-    Ok(Task::Denoise { tokens, height, width })
-}
-
-fn rows(tokens: &Tensor) -> Result<usize> {
-    match tokens.ty.shape[..] {
-        [rows, _] => Ok(rows),
-        _ => Err(Error::Request(format!(
-            "embeddings have shape [tokens, width], not {}",
-            tokens.ty.shape
-        ))),
     }
 }

@@ -226,16 +226,13 @@ impl Pipeline {
     /// Bytes that may be taken: what the user says, else what is free where that is known, and what the pipeline has taken already.
     fn budget(&self) -> Result<Option<Budget>> {
         let caps = self.device().caps();
-        if let Some(max) = self.memory.max {
-            let bytes = max.bytes(caps)?;
-            return Ok(Some(Budget { bytes, cap: true }));
-        }
         let held: u64 = self.sessions().map(|(_, session)| session.allocated().total()).sum();
-        let free = budget::free(caps);
-        Ok(free.map(|bytes| Budget {
-            bytes: bytes.saturating_add(held),
-            cap: false,
-        }))
+        let (bytes, cap) = match self.memory.max {
+            Some(MaxMemory::Most(bytes)) => (Some(bytes), true),
+            Some(leave) => (Some(leave.bytes(caps)?.saturating_add(held)), true),
+            None => (budget::free(caps).map(|free| free.saturating_add(held)), false),
+        };
+        Ok(bytes.map(|bytes| Budget { bytes, cap }))
     }
 
     fn too_little(&self, wanted: u64, budget: Option<Budget>) -> Error {

@@ -292,7 +292,10 @@ fn in_tiles(line: &mut PlanLine, half: Half<'_>, size: [usize; 2], target: &Targ
         }
         // Not even tiles fit: the whole's reason stands, or this one.
         Err(error @ (Error::Plan(_) | Error::OutOfMemory { .. })) => {
-            line.refused.get_or_insert_with(|| error.to_string());
+            let refused = line.refused.get_or_insert_with(|| error.to_string());
+            if target.gpu.is_some() && target.vae.fallback {
+                refused.push_str("; a run moves it to the CPU");
+            }
         }
         Err(error) => return Err(error),
     }

@@ -1,5 +1,6 @@
 //! The plan of a graph: what runs in which order, in which buffers, with every byte known before anything is allocated.
 
+mod blocks;
 mod buffers;
 mod convrot;
 mod policy;
@@ -297,24 +298,6 @@ impl Plan {
         plan
     }
 
-    fn find_blocks(&mut self, graph: &Graph) {
-        let (mut block, mut last) = (0, None);
-        for &index in &self.nodes {
-            let node = &graph.nodes()[index];
-            let name = block_of(&node.path);
-            if last.is_some_and(|last| last != name) {
-                block += 1;
-            }
-            last = Some(name);
-            self.blocks.push(block);
-            let weight = |value: &Value| match self.place(graph, *value) {
-                Some(Place::Weight(weight, _)) => Some(weight),
-                _ => None,
-            };
-            self.node_weights.push(node.inputs.iter().filter_map(weight).collect());
-        }
-    }
-
     fn place_source(&mut self, graph: &Graph, value: Value) {
         // Inputs are kept even where nothing reads them, so that giving one is never an error.
         let needed = self.places[value.0].is_some();
@@ -429,19 +412,6 @@ impl Plan {
             });
         }
     }
-}
-
-/// The block that a path lies in: up to its first number, as `layers.3` of `layers.3.attention`, else its first name.
-fn block_of(path: &str) -> &str {
-    let mut end = 0;
-    for piece in path.split('.') {
-        end += piece.len();
-        if piece.parse::<u32>().is_ok() {
-            return &path[..end];
-        }
-        end += 1;
-    }
-    path.split('.').next().unwrap_or(path)
 }
 
 /// Bytes on the CPU, where every element is an `f32`.

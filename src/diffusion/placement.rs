@@ -167,11 +167,16 @@ impl Pipeline {
     pub fn place(&self, tasks: &[Task], from: Tier) -> Result<Engaged> {
         let budget = self.budget()?;
         let items = self.items(tasks)?;
+        let vae_needs = self.vae_needs(tasks, budget)?;
+        let vae_need = |tier: Tier, group: &[Task]| -> u64 {
+            let own = vae_needs.iter().filter(|(task, _)| group.contains(task));
+            own.map(|(_, needs)| needs[usize::from(tier.takes_turns())]).sum()
+        };
         let mut needs = [0; 5];
         for (need, tier) in needs.iter_mut().zip(Tier::ALL) {
             for group in groups(tier, tasks) {
                 let least: Vec<_> = self.least(tier, &items, &group);
-                let bytes = self.peak(&items, &least) + self.vae_need(tier, &group, budget)?;
+                let bytes = self.peak(&items, &least) + vae_need(tier, &group);
                 *need = bytes.max(*need);
             }
         }
@@ -186,7 +191,7 @@ impl Pipeline {
         let tier = decide(self.memory.mode, budget, needs, from).map_err(|least| self.too_little(least, budget))?;
         let (mut holds, mut peak, mut beside) = (Vec::new(), 0, 0);
         for group in groups(tier, tasks) {
-            let vae = self.vae_need(tier, &group, budget)?;
+            let vae = vae_need(tier, &group);
             let held = self.spread(tier, &items, &group, budget.map(|b| b.bytes.saturating_sub(vae)));
             let others = self.peak(&items, &held);
             peak = peak.max(others + vae);
@@ -271,15 +276,21 @@ impl Pipeline {
         own.map(item).collect()
     }
 
-    /// Bytes that the autoencoder takes beside the rest of a group; where parts take turns, it has all that may be taken for itself.
-    fn vae_need(&self, tier: Tier, group: &[Task], budget: Option<Budget>) -> Result<u64> {
-        let cap = budget.filter(|_| tier.takes_turns()).map(|budget| budget.bytes);
-        let cap = [cap, self.vae_cap].into_iter().flatten().min();
-        let mut sum = 0;
-        for task in group.iter().filter_map(|task| task.of_vae()) {
-            sum += self.vae().need(task, cap)?;
+    /// Bytes that each task of the autoencoder takes beside others, and where parts take turns: then it has all that may be taken for itself. Found
+    /// once, since it may mean a search for tiles.
+    fn vae_needs(&self, tasks: &[Task], budget: Option<Budget>) -> Result<Vec<(Task, [u64; 2])>> {
+        let alone = [budget.map(|budget| budget.bytes), self.vae_cap];
+        let alone = alone.into_iter().flatten().min();
+        let mut needs = Vec::new();
+        for (task, own) in tasks.iter().filter_map(|task| Some((*task, task.of_vae()?))) {
+            let beside = self.vae().need(own, self.vae_cap)?;
+            let alone = match alone == self.vae_cap {
+                true => beside,
+                false => self.vae().need(own, alone)?,
+            };
+            needs.push((task, [beside, alone]));
         }
-        Ok(sum)
+        Ok(needs)
     }
 
     /// How a group is held in the least that its tier can do with.
